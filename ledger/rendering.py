@@ -9,6 +9,7 @@ import math
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import jinja2
@@ -192,6 +193,44 @@ class _Page:
             rows.append((arm, seeds, *cells, _measured(arms[arm])))
         head = ("arm", "seeds", *(f"{task} (95%)" for task in tasks), "measured")
         return _table(head, rows) if rows else "Not measured yet."
+
+    def human_normalised(
+        self, experiment: str, together: str, scales: Mapping[str, tuple[float, float]]
+    ) -> str:
+        """Returns a table of what one agent of several games comes to beside their specialists.
+
+        Args:
+          experiment: with an arm for each game, named as the game in lower case.
+          together: the arm of all games.
+          scales: game -> returns of random play and of a human, which are 0 and 1.
+        """
+        rows, normalised = [], list[list[list[float]]]()  # of games, of agents, of seeds
+        for game, (random, human) in scales.items():
+            arms = self._arms(experiment, (game.lower(), together))
+            if len(arms) < 2:
+                continue
+            (task,) = statistics.by_task(arms[game.lower()][0])
+            returns = [
+                [statistics.by_task(x)[task] for x in of_seeds] for of_seeds in arms.values()
+            ]
+            normalised.append(
+                [[(x - random) / (human - random) for x in agent] for agent in returns]
+            )
+            share = statistics.interval_of(
+                dict(zip(("one", "all"), normalised[-1], strict=True)),
+                lambda x: x["all"] / x["one"],
+            )
+            found = map(statistics.interval, (*returns, *normalised[-1]))
+            rows.append((game, *map(_shown_interval, (*found, share))))
+        if not rows:
+            return "Not measured yet."
+        means = [
+            statistics.interval([fmean(of_games) for of_games in zip(*agent, strict=False)])
+            for agent in zip(*normalised, strict=True)
+        ]
+        rows.append(("mean", "", "", *map(_shown_interval, means), ""))
+        head = ("game", "specialist", "together", "normalised", "together", "share")
+        return _table(head, rows)
 
     def score(self, experiment: str, arm: str, score: str = "return") -> str:
         """Returns an arm's score with its interval, for a table of the template's own."""

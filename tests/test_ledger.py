@@ -442,6 +442,30 @@ def test_frames_are_counted_to_what_another_arm_ended_with(tree: pathlib.Path) -
     ]
 
 
+def test_an_agent_of_several_games_is_compared_with_their_specialists(tree: pathlib.Path) -> None:
+    plain = _record(tree)
+    for arm, of_games in (
+        ("pong", {"Pong": 10.0}),
+        ("breakout", {"Breakout": 40.0}),
+        ("together", {"Pong": 0.0, "Breakout": 30.0}),
+    ):
+        final = [
+            dataclasses.replace(plain.final[0], task=f"ALE/{game}-v5", returns=[mean - 1, mean + 1])
+            for game, mean in of_games.items()
+        ]
+        records.add(
+            tree, dataclasses.replace(plain, experiment="atari-multi", arm=arm, final=final)
+        )
+    scales = {"Pong": (-20.0, 20.0), "Seaquest": (0.0, 1.0), "Breakout": (0.0, 20.0)}
+    page = rendering._Page(records.read(tree))
+    # Normalised: 30 and 20 of 40, 40 and 30 of 20.
+    assert page.human_normalised("atari-multi", "together", scales).splitlines()[2:] == [
+        "| Pong | **10.00** | **0.00** | **0.75** | **0.50** | **0.67** |",
+        "| Breakout | **40.00** | **30.00** | **2.00** | **1.50** | **0.75** |",
+        "| mean |  |  | **1.38** | **1.00** |  |",
+    ]
+
+
 def test_arms_are_tabled_and_drawn_beside_each_other(
     tree: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
