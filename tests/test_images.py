@@ -85,6 +85,23 @@ def test_every_torso_sees_them_standardised(torso: type[torsos.Torso]) -> None:
     np.testing.assert_allclose(features(tf.constant(pictures())), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("width", [36, 37])
+def test_strides_as_channels_change_neither_features_nor_gradients(width: int) -> None:
+    torso = torsos.Shallow(AgentConfig(), name="torso")
+    shown = tf.constant(standardised()[:, :, :width])
+    of_each: list[list[tf.Tensor]] = []
+    for _ in range(2):  # Sonnet computes the first call, which makes the variables
+        with tf.GradientTape() as tape:
+            tape.watch(shown)
+            outputs = torso(shown)
+            weights = tf.random.stateless_normal(outputs.shape, [1, 2])
+            loss = tf.reduce_sum(weights * outputs)
+        of_each.append([outputs, *tape.gradient(loss, [shown, *torso.trainable_variables])])
+    for expected, ours in zip(*of_each, strict=True):
+        scale = float(tf.reduce_max(tf.abs(expected)))
+        np.testing.assert_allclose(ours, expected, atol=1e-5 * scale)
+
+
 class _Convolution(torsos.Torso):
     """Linear: no rounding decides a ReLU."""
 

@@ -182,13 +182,29 @@ class _Section(snt.Module):
 
 
 class _Conv2D(snt.Conv2D):
-    """Computes in the precision of its input; its variables are float32."""
+    """Computes in the precision of its input; its variables are float32.
+
+    Without padding, the stride along rows becomes channels where the kernel is a multiple of it:
+    four pixels of four channels are one of 16. That copies nothing, and oneDNN computes gradients
+    of convolutions with more channels in as little as a third of the time.
+    """
 
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
-        if inputs.dtype == tf.float32:
-            return super().__call__(inputs)
+        if not hasattr(self, "w"):
+            return super().__call__(inputs)  # makes the variables
         weights, bias = (tf.cast(variable, inputs.dtype) for variable in (self.w, self.b))
-        return tf.nn.bias_add(tf.nn.conv2d(inputs, weights, self.stride, self.conv_padding), bias)
+        stride, kernel = self.stride, self.kernel_shape
+        strides = [stride, stride]
+        if self.conv_padding == "VALID" and kernel % stride == 0:
+            height, width, channels = inputs.shape[1:]
+            seen = (width - kernel) // stride * stride + kernel
+            if seen < width:
+                inputs = inputs[:, :, :seen]
+            wide = stride * channels
+            inputs = tf.reshape(inputs, [-1, height, seen // stride, wide])
+            weights = tf.reshape(weights, [kernel, kernel // stride, wide, -1])
+            strides = [stride, 1]
+        return tf.nn.bias_add(tf.nn.conv2d(inputs, weights, strides, self.conv_padding), bias)
 
 
 class _Linear(snt.Linear):
