@@ -101,7 +101,9 @@ class LearnerChannel:
         else:
             self._channel = grpc.insecure_channel(self._learner, options=options)
         self.stub = pb_grpc.LearnerStub(self._channel)
-        self.stream_of_bytes = self._channel.stream_stream("/impala.v1.Learner/StreamUnrolls")
+        self.stream_of_bytes = self._channel.stream_stream(  # of messages that are serialised
+            "/impala.v1.Learner/StreamUnrolls", response_deserializer=pb.Receipt.FromString
+        )
 
 
 class StatusClient(LearnerChannel):

@@ -135,10 +135,10 @@ class LearnerClient(Connection):
             reply = self._session.reply
             assert reply is not None
             self._waited += self._wait(self._session.has_room)
-        message = messages.unrolls(
+        message, tensors = messages.unrolls(
             self._session.name, self._session.incarnation, reply.fingerprint, unrolls
         )
-        size = message.ByteSize()
+        size = message.ByteSize() + sum(map(len, tensors))
         if size > reply.max_message_bytes:
             raise ValueError(
                 f"the unrolls of {message.num_envs} environments make a message of {size} bytes, "
@@ -147,7 +147,7 @@ class LearnerClient(Connection):
         message.permit = self._permit
         with self._lock:
             self._unrolls_left -= message.num_envs
-            self._session.append(message, time.monotonic(), self._waited)
+            self._session.append(message, time.monotonic(), self._waited, tensors)
             self._waited = 0.0
             self._changed()
         self._metrics.frames.inc(sum(message.frames))
@@ -163,7 +163,7 @@ class LearnerClient(Connection):
 
     def _serve(self, connection: int) -> None:
         """Sends unrolls and receives receipts until the connection ends."""
-        stream = self._channel.stub.StreamUnrolls(
+        stream = self._channel.stream_of_bytes(
             self._messages(connection), metadata=self._channel.metadata()
         )
         with self._lock:
@@ -182,7 +182,7 @@ class LearnerClient(Connection):
                 self._stream = None
             stream.cancel()
 
-    def _messages(self, connection: int) -> Iterator[pb.Unrolls]:
+    def _messages(self, connection: int) -> Iterator[bytes]:
         """Yields the messages to send over a connection until the connection ends."""
         while True:
             with self._lock:

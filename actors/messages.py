@@ -15,18 +15,23 @@ _FAULT_KINDS: dict[str, "pb.FaultKind"] = {
 _MAX_FAULT_DETAIL = 200  # characters, as in learner.proto
 
 
-def unrolls(name: str, incarnation: int, fingerprint: str, unrolls: ActorUnrolls) -> pb.Unrolls:
-    """Returns the message of a group's unrolls, without number and times; its tensors are copies.
+def unrolls(
+    name: str, incarnation: int, fingerprint: str, unrolls: ActorUnrolls
+) -> tuple[pb.Unrolls, list[bytes | memoryview]]:
+    """Returns the message of a group's unrolls, without number and times, and its tensors.
 
     Args:
       name: the actor's name.
       incarnation: the actor's incarnation.
       fingerprint: of the specs in the learner's JoinReply.
       unrolls: arrays [T + 1, E, ...] and core state [E, ...].
+
+    Returns:
+      The message without tensors, and views of these: `codec.fields`.
     """
     unroll = unrolls.unroll
     leaves = tree.flatten((unroll.timestep, unroll.output, unroll.core_state))
-    return pb.Unrolls(
+    message = pb.Unrolls(
         actor=name,
         incarnation=incarnation,
         fingerprint=fingerprint,
@@ -35,13 +40,13 @@ def unrolls(name: str, incarnation: int, fingerprint: str, unrolls: ActorUnrolls
         num_envs=len(unroll.frames),
         frames=unroll.frames.tolist(),
         task=unrolls.task,
-        tensors=codec.encode(leaves),
         episodes=_episodes(unrolls.episodes),
         # The learner accepts at most one per environment; the newest are the most useful.
         environment_faults=[_fault(fault) for fault in unrolls.faults[-len(unroll.frames) :]],
         step_info=[pb.StepInfo(name=name, values=x) for name, x in unrolls.step_info.items()],
         environment_seconds=unrolls.environment_seconds,
     )
+    return message, codec.fields(leaves)
 
 
 def evaluation(

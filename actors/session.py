@@ -9,6 +9,7 @@ carry out the results. The rules are those of docs/wire-protocol.md.
 import collections
 import dataclasses
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from impala.runtime.backoff import Backoff
@@ -94,6 +95,15 @@ class Acknowledged(NamedTuple):
     proof: bytes = b""  # MAC of both, by the learner that gave the receipt
 
 
+class _Queued(NamedTuple):
+    """A message without a receipt."""
+
+    sequence: int
+    num_envs: int
+    data: bytes  # the whole message
+    made: float  # when
+
+
 class Outbox:
     """Messages without a receipt, in the order of their numbers 1, 2, 3, ..."""
 
@@ -101,28 +111,30 @@ class Outbox:
         self.acknowledged = Acknowledged()
         self._sequence = 0  # of the newest message
         self.most_envs = 0  # in a message so far
-        self._messages: collections.deque[tuple[pb.Unrolls, float]] = collections.deque()
+        self._messages: collections.deque[_Queued] = collections.deque()
         self._num_sent = 0  # messages, from the left, sent over the present connection
 
     def __len__(self) -> int:
         return len(self._messages)
 
-    def append(self, message: pb.Unrolls, now: float) -> None:
-        """Gives the message its number and queues it."""
+    def append(
+        self, message: pb.Unrolls, now: float, tensors: Sequence[bytes | memoryview]
+    ) -> None:
+        """Gives the message its number and queues a copy of it, with its tensors."""
         self._sequence += 1
         message.sequence = self._sequence
         self.most_envs = max(self.most_envs, message.num_envs)
-        self._messages.append((message, now))
+        data = b"".join([*tensors, message.SerializeToString()])
+        self._messages.append(_Queued(self._sequence, message.num_envs, data, now))
 
     def rewind(self) -> None:
         """Marks all messages as unsent, for a new connection."""
         self._num_sent = 0
 
-    def next(self) -> pb.Unrolls:
+    def next(self) -> bytes:
         """Returns the next message to send."""
-        message, _ = self._messages[self._num_sent]
         self._num_sent += 1
-        return message
+        return self._messages[self._num_sent - 1].data
 
     def has_next(self, most: int) -> bool:
         """Returns whether there is a message to send, and fewer than `most` lack a receipt."""
@@ -130,20 +142,20 @@ class Outbox:
 
     def numbers(self) -> list[int]:
         """Returns the numbers of the messages."""
-        return [message.sequence for message, _ in self._messages]
+        return [message.sequence for message in self._messages]
 
     def unrolls(self) -> int:
         """Returns how many unrolls the messages hold."""
-        return sum(message.num_envs for message, _ in self._messages)
+        return sum(message.num_envs for message in self._messages)
 
-    def acknowledge(self, receipt: pb.Receipt) -> tuple[pb.Unrolls, float] | None:
-        """Removes the message of a receipt. Returns it with the time at which it was made.
+    def acknowledge(self, receipt: pb.Receipt) -> _Queued | None:
+        """Removes the message of a receipt, and returns it.
 
         Returns None, and changes nothing, if the receipt is not for the oldest message sent.
         """
-        if not self._num_sent or receipt.sequence != self._messages[0][0].sequence:
+        if not self._num_sent or receipt.sequence != self._messages[0].sequence:
             return None
-        message, made = self._messages.popleft()
+        message = self._messages.popleft()
         self._num_sent -= 1
         unrolls = self.acknowledged.unrolls
         if receipt.proof:
@@ -151,11 +163,11 @@ class Outbox:
         elif receipt.status in _TAKEN:  # a learner that sends no proof leaves the counting to us
             unrolls += message.num_envs
         self.acknowledged = Acknowledged(receipt.sequence, unrolls, receipt.proof)
-        return message, made
+        return message
 
     def largest(self) -> int:
         """Returns the bytes of the largest message."""
-        return max((message.ByteSize() for message, _ in self._messages), default=0)
+        return max((len(message.data) for message in self._messages), default=0)
 
     def clear(self) -> None:
         """Drops all messages."""
@@ -328,27 +340,34 @@ class Session:
         """Returns whether one more message may be without a receipt."""
         return len(self.outbox) < self._most_in_flight()
 
-    def append(self, message: pb.Unrolls, now: float, waited: float) -> None:
+    def append(
+        self,
+        message: pb.Unrolls,
+        now: float,
+        waited: float,
+        tensors: Sequence[bytes | memoryview] = (),
+    ) -> None:
         """Queues a message that lacks only its number and times; drops it after training's end.
 
         Args:
-          message: is not copied.
+          message: gets them.
           now: when it was made.
           waited: seconds that the actor has waited since its previous message; of several threads
             that wait at a time, the sum.
+          tensors: of the message, those that it has apart: from `codec.fields`. They are copied.
         """
         if self.finished:
             return
         message.elapsed_seconds = now - self._last_message
         message.waited_seconds = min(waited, message.elapsed_seconds)
         self._last_message = now
-        self.outbox.append(message, now)
+        self.outbox.append(message, now, tensors)
 
     def has_message(self, connection: int) -> bool:
         """Returns whether there is a message to send over this connection now."""
         return self.is_connected(connection) and self.outbox.has_next(self._most_in_flight())
 
-    def next_message(self, connection: int) -> pb.Unrolls | None:
+    def next_message(self, connection: int) -> bytes | None:
         """Returns the next message to send over this connection; None if there is none now."""
         return self.outbox.next() if self.has_message(connection) else None
 
@@ -363,13 +382,12 @@ class Session:
         if receipt.reason == pb.REASON_UNKNOWN_ACTOR:
             self.is_open = False
             return None
-        found = self.outbox.acknowledge(receipt)
-        if found is None:
+        message = self.outbox.acknowledge(receipt)
+        if message is None:
             raise LearnerError(
                 f"the learner at {self._learner} sent a receipt for message {receipt.sequence}; "
                 f"those without one are {self.outbox.numbers()}"
             )
-        message, made = found
         if not self.needs_permits:  # otherwise a permit says what is to be played
             self.task = receipt.task
         self._learner_incarnation = receipt.learner_incarnation
@@ -382,7 +400,7 @@ class Session:
             if receipt.reason == pb.REASON_VERSION:
                 self.wants_parameters = True
         status = _STATUSES.get(receipt.status, "unknown")  # of a newer minor version
-        return Receipted(status, message.num_envs, now - made)
+        return Receipted(status, message.num_envs, now - message.made)
 
     # Parameters, and permits to make a round of unrolls with them.
 

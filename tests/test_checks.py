@@ -205,7 +205,7 @@ class Story:
         stream = actor.run(lambda: held, tasks)
         for number in range(1, rounds * groups + 1):
             unrolls = next(stream)
-            message = of_actors.unrolls("a", 1, self.reply.fingerprint, unrolls)
+            message, _ = of_actors.unrolls("a", 1, self.reply.fingerprint, unrolls)
             message.sequence = number
             leaves = tree.flatten(
                 (unrolls.unroll.timestep, unrolls.unroll.output, unrolls.unroll.core_state)
@@ -214,7 +214,6 @@ class Story:
 
     def send(self, sent: Sent) -> pb.Receipt:
         """Submits a message to the learner."""
-        del sent.message.tensors[:]
         message = pb.Unrolls.FromString(sent.message.SerializeToString())
         message.tensors.extend(codec.encode(sent.arrays.values()))
         receipt = asyncio.run(self.service.submit(message))

@@ -171,6 +171,17 @@ def test_a_split_message_is_the_one_that_protobuf_reads(data: bytes, cut_off: in
             assert parsed.SerializeToString() == whole.SerializeToString()
 
 
+@hypothesis.given(Nests)
+@hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
+def test_joined_fields_are_the_message_that_protobuf_writes(nest: Nest) -> None:
+    leaves = [*tree.flatten(nest), np.zeros((2, 64, 3), ">f4").T]  # over 127 bytes, turned
+    rest = pb.Unrolls(actor="a", num_envs=3)
+    joined = b"".join([*codec.fields(leaves), rest.SerializeToString()])
+    rest.tensors.extend(codec.encode(leaves))
+    assert pb.Unrolls.FromString(joined) == rest
+    assert [*map(bytes, codec.split(joined)[0])] == rest.tensors
+
+
 def test_specs_name_leaves_in_the_order_of_travel() -> None:
     nest = Pair(
         left={"b": np.zeros((2, 3), np.float32), "a": (np.zeros(4, bool), np.int64(1))},

@@ -143,9 +143,10 @@ def _play(incarnation: int, updates: int) -> tuple[list[np.ndarray], list[np.nda
     try:
         while learner.counters.updates < updates:
             for unrolls in itertools.islice(stream, FRESH // 2):
-                message = unrolls_message("a", incarnation, reply.fingerprint, unrolls)
+                message, tensors = unrolls_message("a", incarnation, reply.fingerprint, unrolls)
                 message.sequence, message.permit = next(sequence), permit
-                assert asyncio.run(service.submit(message)).status == pb.STATUS_ACCEPTED
+                views, _ = codec.split(b"".join(tensors))
+                assert asyncio.run(service.submit(message, views)).status == pb.STATUS_ACCEPTED
             prepared = mix.get(timeout=60.0)
             assert prepared is not None
             if prepared.batch is not None:

@@ -382,12 +382,13 @@ class Story(RuleBasedStateMachine):
     def _send(self) -> bool:
         if self.stream is None:
             return False
-        message = self.session.next_message(self.stream.connection)
-        if message is None:
+        sent = self.session.next_message(self.stream.connection)
+        if sent is None:
             return False
+        message = pb.Unrolls.FromString(sent)
         assert message.sequence > self.acknowledged, "it has its receipt"
         assert message.sequence == self.stream.first + self.stream.sent, "out of order"
-        assert message.SerializeToString() == self.made[message.sequence], "it was changed"
+        assert sent == self.made[message.sequence], "it was changed"
         self.stream.sent += 1
         assert self.stream.sent - self.stream.receipted <= self.stream.most, "too many in flight"
         self.stream.up.append(message)

@@ -224,15 +224,18 @@ class _Actor:
 
     def _send(self, unrolls: "ActorUnrolls") -> None:
         from actors import messages
+        from protos import codec
+        from protos.impala.v1 import learner_pb2 as pb
 
         session = self._session
-        message = messages.unrolls(_NAME, session.incarnation, self._fingerprint, unrolls)
+        message, tensors = messages.unrolls(_NAME, session.incarnation, self._fingerprint, unrolls)
         message.permit = self._permit
         self._left -= message.num_envs
-        session.append(message, time.monotonic(), waited=0.0)
+        session.append(message, time.monotonic(), 0.0, tensors)
         sent = session.next_message(session.connection)
         assert sent is not None
-        receipt = self._call(self._service.submit(sent))
+        views, rest = codec.split(sent)
+        receipt = self._call(self._service.submit(pb.Unrolls.FromString(rest), views))
         session.receive(receipt, time.monotonic())
         if not (session.is_open or session.finished):
             raise RuntimeError(f"The learner takes no more of this actor: {receipt.detail}")
