@@ -350,11 +350,11 @@ class Session:
         """Queues a message that lacks only its number and times; drops it after training's end.
 
         Args:
-          message: gets them.
+          message: its number and times are set here.
           now: when it was made.
           waited: seconds that the actor has waited since its previous message; of several threads
             that wait at a time, the sum.
-          tensors: of the message, those that it has apart: from `codec.fields`. They are copied.
+          tensors: of the message if it holds none itself, from `codec.fields`. They are copied.
         """
         if self.finished:
             return

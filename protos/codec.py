@@ -158,10 +158,10 @@ def _on_wire(index: int, array: np.ndarray) -> np.ndarray:
 def fields(arrays: Iterable[Any]) -> list[bytes | memoryview]:
     """Returns the tensors of a serialised `pb.Unrolls`, in parts to be joined with the rest.
 
-    Protobuf would copy them three times: to bytes, into the message and out of it.
+    Joining copies them once, protobuf three times: to bytes, into the message and out of it.
 
     Returns:
-      Bytes and views of bytes, as `b"".join` takes them; copies of what is not in C order.
+      Bytes and views of bytes, as `b"".join` takes them; copies of what is laid out otherwise.
 
     Raises:
       CodecError: as `encode`.

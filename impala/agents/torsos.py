@@ -184,9 +184,9 @@ class _Section(snt.Module):
 class _Conv2D(snt.Conv2D):
     """Computes in the precision of its input; its variables are float32.
 
-    Without padding, the stride along rows becomes channels where the kernel is a multiple of it:
-    four pixels of four channels are one of 16. That copies nothing, and oneDNN computes gradients
-    of convolutions with more channels in as little as a third of the time.
+    Without padding, and where the kernel is a multiple of the stride, as many pixels of a row as
+    the stride are one pixel of more channels: four of four channels are one of 16. The reshape
+    copies nothing, and oneDNN computes gradients in as little as 0.4 of the time.
     """
 
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
