@@ -252,6 +252,30 @@ def test_the_loss_of_a_task_moves_its_own_output_alone() -> None:
     assert np.abs(gradient[:, 0]).max() > 0.0 and not gradient[:, 1].numpy().any()
 
 
+def test_the_difference_of_tasks_is_not_explained_variance() -> None:
+    plan, _ = learner_of(CONFIG)
+    agent = plan.phases.agent
+    batch = tree.map_structure(tf.constant, batch_of(plan, agent))
+    algorithm = build.algorithm("impala", CONFIG, agent)
+    rng = np.random.default_rng(3)
+    noise = rng.normal(size=[T, 4])
+    # Values know which task it is, and of some tasks the rest.
+    means, deviations = np.array([0.0, 0.0, 500.0, 500.0]), np.array([1.0, 1.0, 50.0, 50.0])
+    set_statistics(agent, [0.0, 500.0], [1.0, 50.0])
+    targets = tf.constant(means + deviations * noise, tf.float32)
+    mask = tf.ones([T, 4])
+
+    def explained(known: Sequence[float]) -> float:
+        values = tf.constant(means + deviations * noise * known, tf.float32)
+        return float(algorithm.explained_variance(batch, values, targets, mask))
+
+    assert explained([0.0, 0.0, 0.0, 0.0]) == pytest.approx(0.0, abs=1e-5)
+    assert explained([1.0, 1.0, 1.0, 1.0]) == pytest.approx(1.0, abs=1e-5)
+    left = np.concatenate([noise[:, :2], np.zeros([T, 2])], axis=1)
+    expected = 1.0 - left.var() / noise.var()
+    assert explained([0.0, 0.0, 1.0, 1.0]) == pytest.approx(expected, abs=1e-4)
+
+
 def test_an_update_moves_the_statistics_by_its_targets() -> None:
     plan, learner = learner_of(CONFIG)
     agent = plan.phases.agent

@@ -71,6 +71,11 @@ class PopArt(snt.Module):
         """Returns sigma of each row's task: [...], or [] of a single task."""
         return tf.reduce_sum(self._chosen(observation) * self.deviations, axis=-1)
 
+    def normalised(self, values: tf.Tensor, observation: Nest) -> tf.Tensor:
+        """Returns (v - mu) / sigma of values or targets, by each row's task: [...]."""
+        means = tf.reduce_sum(self._chosen(observation) * self.means, axis=-1)
+        return (values - means) / self.scales(observation)
+
     def update(
         self, head: snt.Linear, observation: Nest, targets: tf.Tensor, weights: tf.Tensor
     ) -> None:

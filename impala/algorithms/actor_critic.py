@@ -47,8 +47,8 @@ class ActorCritic(PolicyGradient):
             "baseline/mean": steps.values,
         }
         metrics = {name: losses.masked_mean(term, steps.mask) for name, term in means.items()}
-        metrics["baseline/explained_variance"] = losses.explained_variance(
-            steps.values, returns, steps.mask
+        metrics["baseline/explained_variance"] = self.explained_variance(
+            batch, steps.values, returns, steps.mask
         )
         return LossOutput.of(
             terms, metrics, {"baseline": steps.values}, Targets(returns, steps.mask), sums

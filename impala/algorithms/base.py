@@ -139,6 +139,19 @@ class Algorithm(snt.Module, abc.ABC):
         popart = self.agent.popart
         return None if popart is None else popart.scales(_observation(batch))
 
+    def explained_variance(
+        self, batch: Batch, values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns `losses.explained_variance`, with PopArt of normalised values and targets.
+
+        Thus what is the difference of two tasks' returns alone counts as explained by no baseline.
+        """
+        popart = self.agent.popart
+        if popart is not None:
+            observation = _observation(batch)
+            values, targets = (popart.normalised(x, observation) for x in (values, targets))
+        return losses.explained_variance(values, targets, mask)
+
     def renormalise(self, batch: Batch, output: LossOutput, weights: tf.Tensor) -> None:
         """Updates PopArt's statistics by the targets of a batch, if the agent has PopArt.
 

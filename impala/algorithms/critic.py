@@ -42,8 +42,8 @@ class Critic(Algorithm):
         terms = {"baseline": Term(baseline, steps.mask, self._config.baseline_cost)}
         metrics = {
             "baseline/mean": losses.masked_mean(steps.values, steps.mask),
-            "baseline/explained_variance": losses.explained_variance(
-                steps.values, returns, steps.mask
+            "baseline/explained_variance": self.explained_variance(
+                batch, steps.values, returns, steps.mask
             ),
         }
         if isinstance(self.agent.distribution, EpsilonGreedy):

@@ -112,8 +112,8 @@ class Impala(PolicyGradient):
         if config.trust_region:
             metrics["trust_region/left_out"] = losses.masked_mean(1.0 - trusted, steps.mask)
             metrics["trust_region/kl"] = losses.masked_mean(distances, steps.mask)
-        metrics["baseline/explained_variance"] = losses.explained_variance(
-            steps.values, returns.vs, trusted
+        metrics["baseline/explained_variance"] = self.explained_variance(
+            batch, steps.values, returns.vs, trusted
         )
         return LossOutput.of(
             terms, metrics, {"baseline": steps.values}, Targets(returns.vs, trusted), sums

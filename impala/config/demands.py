@@ -87,7 +87,7 @@ def check(config: Config) -> None:
         if config.agent.popart and not demands.normalises_values:
             raise OptionError(
                 f"agent.popart is set, but {name} does not normalise a baseline: unset "
-                "it, or learn with impala or actor_critic."
+                "it, or learn with impala, actor_critic, critic or clone."
             )
     if config.teacher.logdirs and not any(demands.has_teachers for _, demands in made):
         raise OptionError(

@@ -243,9 +243,10 @@ _GAMES = (
 def _at_once(config: Config, games: Sequence[str], frames: int) -> Config:
     """Returns the configuration of one agent for several games, with frames of each.
 
-    An action is the same in all of them, rewards are not clipped but values normalised by game, and
-    batches are twice as large, since an actor's unrolls are of one game at a time. Agents are only
-    evaluated at both ends: returns in training tell the rest.
+    An action is the same in all of them, rewards are not clipped but values normalised by game.
+    Batches are twice as large, as an actor's round of unrolls is of one game, and what is fresh
+    stays of that game for several updates. Agents are only evaluated at both ends: returns in
+    training tell the rest.
     """
     fresh, replayed = 2 * config.mix.fresh, 2 * config.mix.replayed
     capacity = 4 * config.replay.capacity_frames
