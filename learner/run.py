@@ -304,6 +304,8 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
         each_version=pacing is not None or play is not None,
     )
     closing.callback(publisher.close)
+    if options.empty_replay:
+        resumed = resumed._replace(replay_added=0)
     checkpoints = Checkpoints(
         *(logdir, resumed, plan.spaces, records.accounts, replay), peers=group
     )
@@ -402,6 +404,8 @@ def finish(run: Run, stop: EndRequest, ends_run: str) -> int:
         run.service.finish()
     elif run.server is not None:
         run.server.stop(_GRACE_SECONDS)
+    run.mix.close()
+    run.ingest.discard()
     state.records.accounts.drop_queued("run_finished" if finished else "learner_stop")
     if training.settle():
         run.publisher.publish(training.learner)  # the final parameters

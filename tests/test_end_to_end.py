@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import pytest
 import services
 
+from actors.channel import StatusClient
 from impala.analysis import continual
 from impala.logdir import checkpoint
 
@@ -122,6 +123,23 @@ def test_training_ends_by_itself_and_can_be_evaluated(tmp_path: pathlib.Path) ->
     again = services.run("train", "catch", "--logdir", logdir, "--total-frames", 5_000)
     assert again.returncode == 0, again.stdout + again.stderr
     assert checkpoint.load(logdir).counters == saved.counters
+
+
+def test_a_finished_learner_idles_with_an_empty_queue(tmp_path: pathlib.Path) -> None:
+    """Given an actor that is faster than the learner until the end."""
+    logdir = tmp_path / "run"
+    logdir.mkdir()
+    flags = ("--total-frames", 20_000, "--when-finished", "idle", "--mix.fresh", 8)
+    network = ("--agent.hidden-sizes", 1024, 1024, "--learner.threads", 1)
+    with services.learner(logdir, "127.0.0.1:0", *flags, *network):
+        address = services.address_of(logdir)
+        with services.actor(logdir, address) as actor:
+            assert services.end_of(actor) == 0
+        with StatusClient(address) as client:
+            status = client.get()
+        assert status.finished and status.queued == 0
+        assert status.received == status.learned + sum(status.dropped.values())
+        assert status.dropped["run_finished"] > 0
 
 
 def test_train_leaves_a_checkpoint_however_it_is_ended(

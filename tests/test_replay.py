@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis.stateful
 import messages
@@ -93,6 +94,48 @@ def test_what_is_drawn_is_what_was_added(rule: Rule) -> None:
 
     assert sorted(batch.parameter_version) == [2, 3, 4, 5]  # each once
     assert_whole(batch)
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_what_is_drawn_twice_is_kept_once(tmp_path: pathlib.Path, is_on_disk: bool) -> None:
+    """Given unrolls that are not in memory, and then room for them there."""
+    replay = make(Disk(tmp_path, "test"), capacity=5, memory=0) if is_on_disk else None
+    if replay is not None:
+        replay.add(rows(0, 2), ACTOR)
+        replay.commit()
+        replay.close()
+        replay = make(Disk(tmp_path, "test"), capacity=5, memory=4 * LAYOUT.row_bytes)
+    else:
+        replay = make(capacity=5, memory=3 * LAYOUT.row_bytes)
+        first = replay.add(rows(2, 3), ACTOR)  # fill its memory
+        replay.add(rows(0, 2), ACTOR)
+        replay.remove(range(first, first + 3))
+    assert len(replay) == 2
+    for _ in range(2):
+        batch = drawn(replay, 20)
+        assert set(batch.parameter_version) == {0, 1}
+        assert_whole(batch)
+    assert replay.contents().bytes == 2 * LAYOUT.row_bytes
+    replay.close()
+
+
+def test_a_commit_counts_nothing_that_was_added_while_it_was_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path, "test")
+    replay, write = make(disk), disk.commit
+    replay.add(rows(0, 3), ACTOR)
+
+    def slow(*arguments: Any) -> None:
+        replay.add(rows(3, 2), ACTOR)
+        write(*arguments)
+
+    monkeypatch.setattr(disk, "commit", slow)
+    assert replay.commit() == 3
+    disk.close()  # as if it was killed
+    again = make(Disk(tmp_path, "test"))
+    assert again.contents().added == len(again) == 3
+    again.close()
 
 
 @pytest.mark.parametrize("rule", RULES)

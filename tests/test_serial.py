@@ -171,6 +171,14 @@ def test_what_needs_other_processes_is_refused(words: tuple[str, ...], error: st
         serial.run(parse("train", Train, ["catch", "--serial", *words]))
 
 
+def test_an_emptied_replay_is_not_missed_when_replay_begins_again(tmp_path: pathlib.Path) -> None:
+    words = ("train", "catch", "--serial", "--logdir", tmp_path / "run")
+    stages = (("8",), ("0", "--empty-replay"), ("8",))
+    for stage, replayed in enumerate(stages, 1):
+        done = services.run(*words, "--total-frames", 600 * stage, "--mix.replayed", *replayed)
+        assert done.returncode == 0, done.stderr
+
+
 def test_a_finished_run_is_not_given_other_settings(tmp_path: pathlib.Path) -> None:
     """Nothing would be learned with them, and the log directory would say that it was."""
     said = []

@@ -157,6 +157,13 @@ class Ingest:
             self._changed.notify_all()
             self._wake()
 
+    def discard(self) -> None:
+        """Removes what is queued."""
+        with self._lock:
+            self._arrivals.clear()
+            self._depth = 0
+            self._wake()
+
     def _wait_for(self, unrolls: int) -> asyncio.Future[None] | None:
         """Returns None if there is room now, else a future to await before checking again."""
         loop = asyncio.get_running_loop()

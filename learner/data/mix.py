@@ -149,7 +149,6 @@ class Mix:
         layout: Layout,
         replay: Replay | None = None,
         version: int = 0,
-        depth: int = 1,
         pacing: Pacing | None = None,
         place: Callable[[Layout, np.ndarray], Placed] | None = None,
         play: Callable[[], None] | None = None,
@@ -164,7 +163,6 @@ class Mix:
           layout: of rows.
           replay: receives fresh unrolls and provides replayed ones.
           version: of the parameters that the first batch updates.
-          depth: batches to prepare ahead of the update.
           pacing: tells which unrolls are due when. Without it they are taken in order.
           place: copies rows to the learner's devices; None: these read them where they are.
           play: plays, and puts what was played into the ingest, if it can. It is called in `get`,
@@ -196,7 +194,7 @@ class Mix:
         self._waiting: list[tuple[int, int, _Chunk]] = []
         self._numbers = itertools.count()
         self._oldest = 0  # number in replay of the first unroll that may be learned from
-        self._ready: queue.Queue[tuple[Prepared, Future[Placed] | None]] = queue.Queue(depth)
+        self._ready: queue.Queue[tuple[Prepared, Future[Placed] | None]] = queue.Queue(1)
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="mix", daemon=True)

@@ -39,7 +39,7 @@ class Contents(NamedTuple):
 
     unrolls: int
     frames: int  # environment frames in them
-    bytes: int  # of memory
+    bytes: int  # of memory, without what is compressed
     added: int  # unrolls ever added
     share_of_history: float  # held / added; 0 if nothing was added
 
@@ -205,7 +205,10 @@ class Replay:
         return len(held)
 
     def commit(self) -> int:
-        """Commits everything added, and waits for it. Returns how many unrolls were ever added.
+        """Commits everything added, and waits for it.
+
+        Returns:
+          How many unrolls were ever added, of which the disk has all that are held.
 
         Raises:
           StorageError: the disk cannot be written.
@@ -223,7 +226,8 @@ class Replay:
             self._settle()
             if error is not None and not isinstance(error, DamagedError):
                 raise error  # even if another thread has settled it
-            return self._state.added
+            # What was added while this was written is not on the disk.
+            return self._state.added if self._disk is None else self._disk.state().added
 
     def close(self) -> None:
         """Closes the disk. Uncommitted unrolls are lost."""
@@ -354,6 +358,9 @@ class Replay:
     def _read(self, number: int, row: np.ndarray) -> None:
         """Writes an unroll that is not in memory into a row, and keeps it if there is room."""
         held = self._held[number]
+        if held.slot != _NOWHERE:  # it was drawn twice, and has been read
+            row[:] = self._rows[held.slot]
+            return
         packed = held.packed
         if packed is None:
             assert self._disk is not None

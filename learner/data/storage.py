@@ -283,8 +283,8 @@ class Disk:
             if code & 0xFF in _NO_DAMAGE and code not in _UNREADABLE:
                 raise StorageError(
                     f"The replay in {self._path} cannot be used ({error}). If its disk is full, "
-                    "free space on it or lower replay.capacity_frames, and start the learner "
-                    "again: it goes on."
+                    f"free space on it and start the learner again: it goes on. Or {empty} and a "
+                    "lower replay.capacity_frames."
                 ) from error
             raise DamagedError(
                 f"The replay in {self._path} is damaged ({error}). Restore it, or {empty}."

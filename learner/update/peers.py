@@ -28,7 +28,7 @@ from learner.update.replicas import Replicas, replicas_of
 _log = logging.getLogger(__name__)
 
 # Operational settings that say when peers exchange something.
-_DECIDED = ("guard.", "learner.checkpoint_seconds")
+_DECIDED = ("learner.checkpoint_seconds",)
 _CONNECT_SECONDS = 60.0  # for TensorFlow to connect peers of which all are here
 _LOSS_SECONDS = 15.0  # for a loss to be noticed after a collective operation has failed
 
