@@ -614,10 +614,14 @@ class LearnerService:
         if self._pacing is None:
             return arrival
         unrolls = message.num_envs - arrival.offset
-        is_ours = message.learner_incarnation == self._lineage.incarnation
-        key, number = (message.actor, message.incarnation), message.permit if is_ours else 0
-        admitted = self._pacing.came(key, number, unrolls)
+        key = message.actor, message.incarnation
+        admitted = self._pacing.came(key, self._permit(message), unrolls)
         return arrival._replace(due=admitted.due, unpermitted=unrolls - admitted.unrolls)
+
+    def _permit(self, message: pb.Unrolls) -> int:
+        """Returns the number of a message's permit; 0 if an earlier learner gave it."""
+        is_ours = message.learner_incarnation == self._lineage.incarnation
+        return message.permit if is_ours else 0
 
     def _reject(self, message: pb.Unrolls, rejection: Rejection) -> pb.Receipt:
         name = REASONS[rejection.reason]
@@ -637,7 +641,7 @@ class LearnerService:
         elif rejection.reason in _BLAMED:
             self._records.quarantine.blame(message.actor, f"{name}: {rejection.detail}")
         if self._pacing is not None and rejection.reason != pb.REASON_UNKNOWN_ACTOR:
-            self._pacing.invalidate((message.actor, message.incarnation), message.permit)
+            self._pacing.invalidate((message.actor, message.incarnation), self._permit(message))
         receipt = self._receipt(message, pb.STATUS_REJECTED, rejection.reason)
         receipt.detail = rejection.detail
         return receipt
