@@ -192,7 +192,7 @@ class _Signals(EndRequest):
     """Stops the running operation on a signal: by a call, or `at_once` by an exception."""
 
     def __init__(self, at_once: bool) -> None:
-        super().__init__(self._stop_it)
+        super().__init__(self._stop_it, interrupts=True)
         self._at_once = at_once
         self._stop: Callable[[], None] | None = None
 

@@ -5,6 +5,7 @@ They are named as own:ATTRIBUTE; none of them is registered.
 
 import dataclasses
 import queue
+import sys
 import threading
 from typing import Any
 
@@ -226,6 +227,8 @@ class Odd(gym.Env):
         if self._step == self._at and self._how == "four values":
             return observation, 0.0, False, {}
         is_odd = self._step == self._at
+        if is_odd and self._how == "exit":
+            sys.exit(3)
         rewards = {"no reward": None, "word": "one", "array": np.ones(1)}
         reward = rewards.get(self._how, 0.0) if is_odd else 0.0
         info: dict[str, Any] | None = None if is_odd and self._how == "no info" else {}

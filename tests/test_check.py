@@ -25,7 +25,9 @@ def checked(*words: str) -> int:
     return cli.main(["check", *words, "--no-network"])
 
 
-@pytest.mark.parametrize("how", ["four values", "no reward", "array", "shape", "low", "no info"])
+@pytest.mark.parametrize(
+    "how", ["four values", "no reward", "array", "shape", "low", "no info", "exit"]
+)
 def test_what_is_wrong_is_refused_with_its_place(
     how: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

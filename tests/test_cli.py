@@ -21,7 +21,7 @@ import pytest
 import services
 import yaml
 
-from impala.commands import foreign, record, train
+from impala.commands import foreign, playing, record, train
 from impala.commands import main as cli
 from impala.commands.actor import Actor, _flags
 from impala.commands.evaluate import Evaluate
@@ -29,6 +29,7 @@ from impala.commands.parsing import parse
 from impala.config import layers, values
 from impala.config.presets import PRESETS
 from impala.config.schema import Config
+from impala.environments import EnvironmentFailed
 from impala.logdir import checkpoint
 from impala.play import video
 from impala.play.player import Player
@@ -164,6 +165,8 @@ def test_the_printed_configuration_feeds_back_in(
         ("evaluate /absent", "/absent has no checkpoint"),
         ("evaluate /absent --checkpoint 7", "'7' of /absent is not there"),
         ("record /absent --output film.avi", "it must end in .gif or .mp4"),
+        ("record /absent --episodes 3", "--episodes is for a dataset: leave it out, or give"),
+        ("record /absent --dataset a/b-v0 --output a.gif", "--output is for a video"),
     ],
 )
 def test_mistakes_are_named_in_a_line_and_end_with_status_2(
@@ -194,7 +197,7 @@ def test_flags_of_other_libraries_are_answered_with_ours(
     assert answer in error
 
 
-@pytest.mark.parametrize("command", ["train", "learner", "actor"])
+@pytest.mark.parametrize("command", ["train", "learner", "actor", "check"])
 def test_what_is_said_of_flags_of_other_libraries_is_true(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,24 +263,12 @@ def test_several_actors_are_started_with_the_flags_of_one() -> None:
         learner="host:1",
         num_actors=3,
         num_envs=8,
-        name="here",
+        name="-here",
         render=True,
         reconnect_timeout=5.0,
         bfloat16=False,
         allow=("mine", "yours:Part"),
     )
-    assert _flags(command) == [
-        *["--learner", "host:1", "--num-envs", "8", "--name", "here", "--render"],
-        *[
-            "--reconnect-timeout",
-            "5.0",
-            "--no-bfloat16",
-            "--allow",
-            "mine",
-            "--allow",
-            "yours:Part",
-        ],
-    ]
     assert parse("actor", Actor, [*_flags(command), "--num-actors", "3"]) == command
 
 
@@ -506,6 +497,13 @@ def test_evaluate_prints_a_table_and_writes_json(
     assert [abs(episode["episode_return"]) for episode in result["episodes"]] == [1.0] * 5
     assert {episode["length"] for episode in result["episodes"]} == {9}
     assert result["summary"]["episodes"] == 5
+
+
+def test_an_environment_that_fails_while_played_is_told_in_a_line() -> None:
+    error = EnvironmentFailed("environment 0 failed", "KeyError: 'gear'", "walk.py:7, in step")
+    says = re.escape("An environment has failed: KeyError: 'gear' (walk.py:7, in step).")
+    with pytest.raises(values.OptionError, match=says), playing.played():
+        raise error
 
 
 def test_record_writes_a_gif_that_plays(logdir: pathlib.Path, tmp_path: pathlib.Path) -> None:

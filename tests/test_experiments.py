@@ -81,6 +81,15 @@ def test_an_experiment_goes_on_with_operational_changes(
     identity.check(_run(tmp_path), _with(**changes))
 
 
+def test_how_json_is_written_makes_no_other_experiment(tmp_path: pathlib.Path) -> None:
+    logdir = _run(tmp_path, _with(environment={"kwargs": '{"rows":8, "columns":4}'}))
+    text = (logdir / "config.yaml").read_text().replace('"rows": 8', '"rows":8')  # as it once was
+    (logdir / "config.yaml").write_text(text)
+    identity.check(logdir, _with(environment={"kwargs": ' {"rows": 8,"columns": 4}'}))
+    (change,) = identity.differences(logdir, _with(environment={"kwargs": '{"rows": 9}'}))
+    assert change.endswith('-> {"rows": 9}')
+
+
 def test_what_holds_no_run_yet_takes_any_experiment(tmp_path: pathlib.Path) -> None:
     identity.check(tmp_path / "absent", CATCH)
     (tmp_path / "config.yaml").write_text(values.to_yaml(_with(seed=1)))  # no checkpoint yet

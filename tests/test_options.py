@@ -206,9 +206,12 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
         layers.layered("cath", None, {})
     with pytest.raises(OptionError, match="No such file"):
         layers.layered("catch", tmp_path / "absent.yaml", {})
-    file.write_text("{")
-    with pytest.raises(OptionError, match="is not YAML"):
-        layers.layered("catch", file, {})
+    for text in ("{", "seed: 2026-13-45", "seed: !!int none", "[" * 3000):
+        file.write_text(text)
+        with pytest.raises(OptionError, match="is not YAML"):
+            layers.layered("catch", file, {})
+    with pytest.raises(OptionError, match="it must be a whole number"):
+        layers.layered("catch", None, {"IMPALA_SEED": "9" * 400})
     file.write_text("just text")
     with pytest.raises(OptionError, match="holds settings by name"):
         layers.layered("catch", file, {})

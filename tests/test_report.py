@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from impala.analysis import runs
+from impala.analysis import report, runs
 from impala.commands import main as cli
 from impala.config import values
 from impala.config.schema import Config
@@ -120,6 +120,25 @@ def test_a_report_says_what_is_missing(
     assert cli.main(["report", "empty"]) == 2
     assert "empty has no episode and no reward yet" in capsys.readouterr().err
     assert not (tmp_path / "report.html").exists()
+
+
+def test_runs_are_compared_by_one_measure(tmp_path: pathlib.Path) -> None:
+    """Given a run of low returns, and one in which no episode has ended yet."""
+    made = [tmp_path / "ended", tmp_path / "begun"]
+    for logdir, per_step, ends in zip(made, (-0.5, -1.0), (True, False), strict=True):
+        run(logdir, [-200.0], seed=int(ends))
+        row = {"frames": 9, "seconds": 1, "task/Catch/reward_per_step": per_step}
+        row |= {"episode/Catch/return_recent": -200.0} if ends else {}
+        (logdir / "metrics.jsonl").write_text(json.dumps(row))
+        (logdir / "evaluations.jsonl").unlink()
+    groups = runs.grouped(map(runs.read, made))
+    training = runs.training(groups)
+    assert training.what == "reward per step"
+    (curves,) = training.over_frames["Catch"].values()
+    assert [curve[1].tolist() for curve in curves] == [[-0.5], [-1.0]]
+    assert report.best(groups).logdir == made[0]
+    alone = runs.training(runs.grouped([runs.read(made[0])]))
+    assert alone.what.startswith("return")
 
 
 def test_two_runs_of_a_seed_are_not_averaged(tmp_path: pathlib.Path) -> None:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -133,6 +134,16 @@ def test_it_ends_and_says_where_when_an_environment_hangs(learner: FakeLearner) 
     assert "Timeout" in log and "in <lambda>" in log
     assert "actor.hang_seconds is 2: in group 1 of task 0" in log
     assert len(learner.messages) <= 1
+
+
+def test_who_insists_ends_an_actor_whose_environment_hangs(learner: FakeLearner) -> None:
+    actor = start(learner, HANG_IN_THE_SECOND_UNROLL.format(steps=2 * UNROLL_LENGTH))
+    learner.wait_for(lambda: len(learner.messages) >= 1, PATIENCE)
+    for _ in range(2):
+        actor.send_signal(signal.SIGINT)
+        time.sleep(1.1)
+    end_of(actor)
+    assert actor.returncode == -signal.SIGINT
 
 
 SLOW = """

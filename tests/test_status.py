@@ -176,6 +176,9 @@ def test_a_log_directory_names_its_learner(
     (tmp_path / "address").write_text(f"{address}\n")
     assert cli.main(["status", str(tmp_path)]) == 0
     assert address in capsys.readouterr().out
+    (tmp_path / "address").write_bytes(b"\xff\xfe")
+    assert cli.main(["status", str(tmp_path)]) == 2
+    assert "address is no address that a learner has written" in capsys.readouterr().err
 
 
 ODD = "[/x][bold]\x1b[2J\x1b]0;owned\x07\r\n\u202etxt.exe\u200b\ud7ff漢"

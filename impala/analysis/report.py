@@ -91,10 +91,16 @@ def check(found: Groups) -> None:
 
 
 def best(found: Groups) -> Run:
-    """Returns the run whose agent is the best of those that play the tasks of the first one."""
+    """Returns the run whose agent is the best of those that play the tasks of the first one.
+
+    By evaluations, if all have them, else by training.
+    """
     every = _all(found)
-    tasks = _reached(every[0]).keys()
-    return max((run for run in every if _reached(run).keys() == tasks), key=_standing)
+    measures = (_best_evaluated, _trained, _reached)
+    measure = next(each for each in measures if all(map(each, every)))
+    tasks = measure(every[0]).keys()
+    alike = [run for run in every if measure(run).keys() == tasks]
+    return max(alike, key=lambda run: np.mean(list(measure(run).values())))
 
 
 def page(found: Groups, video: Video | None) -> str:
@@ -301,10 +307,6 @@ def _best_evaluated(run: Run) -> rows.Row:
 def _reached(run: Run) -> rows.Row:
     """Returns what the best agent of a run has reached in each task, as far as is known."""
     return _best_evaluated(run) or _trained(run)
-
-
-def _standing(run: Run) -> float:
-    return float(np.mean(list(_reached(run).values())))
 
 
 def _means(of_runs: Iterable[rows.Row]) -> list[float]:

@@ -39,11 +39,12 @@ class Run:
     settings: Mapping[str, Any]  # dotted path -> value, of all; empty: they cannot be read
     rows: Sequence[Row]  # of telemetry
     evaluated: continual.Run | None  # None: it has no evaluations
+    per_step: bool = False  # compared by rewards per step, as no episode has ended in another run
 
     @functools.cached_property
     def standings(self) -> tuple[str, Sequence[Row]]:
         """What tells how well it does in training, and for each of its rows that by task."""
-        return rows.standings(self.rows)
+        return rows.standings(self.rows, self.per_step)
 
     @functools.cached_property
     def experiment(self) -> Mapping[str, Any]:
@@ -74,8 +75,15 @@ def read(logdir: pathlib.Path) -> Run:
     """Reads a log directory.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is none, or it cannot be read.
     """
+    try:
+        return _read(logdir)
+    except OSError as error:
+        raise ValueError(f"{logdir} cannot be read: {error.strerror}.") from error
+
+
+def _read(logdir: pathlib.Path) -> Run:
     if not logdir.is_dir():
         raise ValueError(f"There is no log directory {logdir}.")
     try:
@@ -86,18 +94,23 @@ def read(logdir: pathlib.Path) -> Run:
         settings = {}
     try:
         evaluated = continual.read(logdir)
-    except continual.NoEvaluations:
+    except (continual.NoEvaluations, values.OptionError):
         return Run(logdir, settings, rows.read(logdir), None)
     # Without curves, all evaluations are of tasks that the run no longer has.
     return Run(logdir, settings, rows.read(logdir), evaluated if evaluated.curves else None)
 
 
 def grouped(runs: Iterable[Run]) -> Groups:
-    """Groups runs that differ only in the seed, under names of their own."""
+    """Groups runs that differ only in the seed, under names of their own; all by one measure."""
+    runs = list(runs)
+    if len({run.standings[0] for run in runs if run.rows}) > 1:
+        runs = [dataclasses.replace(run, per_step=True) for run in runs]
     found: dict[str, list[Run]] = {}
     for run in runs:
         key = str(sorted(run.experiment.items(), key=str))
-        while run.settings.get("seed") in [each.settings["seed"] for each in found.get(key, ())]:
+        while run.settings.get("seed") in [
+            each.settings.get("seed") for each in found.get(key, ())
+        ]:
             key += " once more"  # no other seed, so not to be averaged
         found.setdefault(key, []).append(run)
     groups = list(found.values())

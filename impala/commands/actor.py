@@ -140,6 +140,5 @@ def _flags(command: Actor) -> list[str]:
         if isinstance(value, bool):
             flags.append(flag if value else flag.replace("--", "--no-", 1))
             continue
-        for word in value if isinstance(value, tuple) else (value,):
-            flags += [flag, str(word)]
+        flags += [f"{flag}={word}" for word in (value if isinstance(value, tuple) else (value,))]
     return flags

@@ -7,7 +7,7 @@ import pathlib
 from typing import TYPE_CHECKING, Annotated
 
 from impala.commands import outputs
-from impala.commands.playing import PlayerFlags, environment_of, open_player
+from impala.commands.playing import PlayerFlags, environment_of, open_player, played
 from impala.config.schema import Range
 from impala.config.values import OptionError
 from impala.runtime.printable import printable
@@ -32,7 +32,7 @@ class Evaluate(PlayerFlags):
     """Also write the summary and every episode to this file."""
     steps: Annotated[int, Range(0)] = 0
     """Number of environments of which the file also has reward and infos of each step of the first
-    episode; at most num_envs."""
+    episode, null where there was no finite number; at most num_envs."""
     max_steps: Annotated[int, Range(0)] = 0
     """Agent steps after which an episode is cut off, and what follows counts as the next one; 0:
     as many as in the evaluations of the run (evaluator.max_steps)."""
@@ -79,7 +79,8 @@ def evaluate(command: Evaluate) -> int:
     player = open_player(command, command.json)
     from impala.play import evaluation
 
-    episodes = play(command, player, first := evaluation.FirstEpisodes(command.steps))
+    with played():
+        episodes = play(command, player, first := evaluation.FirstEpisodes(command.steps))
     summary = evaluation.summary(episodes)
     print(
         f"{player.task}: {summary.episodes} episodes, "

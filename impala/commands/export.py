@@ -7,7 +7,7 @@ import sys
 from typing import Literal
 
 from impala.commands import outputs
-from impala.commands.playing import PlayerFlags, open_player
+from impala.commands.playing import PlayerFlags, open_player, played
 from impala.config import values
 
 
@@ -31,7 +31,7 @@ def export(command: Export) -> int:
     logging.getLogger("tensorflow").setLevel(logging.WARNING)  # it logs what it has written
     write = {"savedmodel": models.saved_model, "onnx": models.onnx}[command.format]
     try:
-        with outputs.writing(output):
+        with outputs.writing(output), played():
             tried = write(player, output, models.recorded(player))
     except models.ExportError as error:
         print(f"impala: {error}", file=sys.stderr)

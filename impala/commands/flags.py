@@ -18,7 +18,6 @@ from impala.runtime.logs import LogFormat
 ADDRESS = "127.0.0.1:50051"
 STOPPED = os.EX_TEMPFAIL  # exit status of a stopped run, which the same command resumes
 WhenFinished = Literal["exit", "idle"]
-Port = Annotated[int, Range(0, 65535)]
 NumActors = Annotated[int, Range(1, 256)]
 Allow = UseAppendAction[tuple[str, ...]]  # one value, so that what follows it is not taken for one
 

@@ -97,7 +97,11 @@ _COMMANDS = {
         "--evaluate": "eval with-eval",
         "--num-actors": "num-workers workers n-workers num-rollout-workers num-env-runners",
     },
-    "check": _RUN,
+    "check": {  # which has a --network of its own, and no log directory
+        ours: names.replace("network ", "")
+        for ours, names in _RUN.items()
+        if ours not in ("--logdir", "--fresh")
+    },
     "learner": {
         **_RUN,
         "--listen": "host port address bind server-address",

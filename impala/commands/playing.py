@@ -1,7 +1,9 @@
 """What the commands that play with a checkpoint share: flags, agent, environments."""
 
+import contextlib
 import dataclasses
 import pathlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
@@ -58,6 +60,23 @@ def open_player(command: PlayerFlags, output: pathlib.Path | None = None) -> "Pl
         return Player(saved, command.task, Allowed(command.allow))
     except ValueError as error:
         raise values.OptionError(str(error)) from error
+
+
+@contextlib.contextmanager
+def played() -> Iterator[None]:
+    """Turns a failure of the environment, in the body, into an error of one line.
+
+    Raises:
+      OptionError: an environment has failed.
+    """
+    from impala.environments import EnvironmentFailed
+    from impala.runtime.failures import Failure
+
+    try:
+        yield
+    except EnvironmentFailed as error:
+        failure = Failure(error.error, error.where)
+        raise values.OptionError(f"An environment has failed: {failure}.") from error
 
 
 def environment_of(

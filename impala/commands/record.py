@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from impala.commands import outputs
-from impala.commands.playing import PlayerFlags, environment_of, open_player
+from impala.commands.playing import PlayerFlags, environment_of, open_player, played
 from impala.config import values
 from impala.config.schema import Range
 
@@ -39,6 +39,7 @@ class Record(PlayerFlags):
 
 def record(command: Record) -> int:
     """Plays an episode and writes the video, or episodes and writes a dataset."""
+    _check(command)
     if command.dataset:
         return _dataset(command)
     from impala.play import video
@@ -51,6 +52,7 @@ def record(command: Record) -> int:
     player = open_player(command, output)
     rewards: list[float] = []
     with (
+        played(),
         contextlib.closing(environment_of(player, 1, "rgb_array")) as environment,
         outputs.writing(output),
         outputs.replacing(output) as file,
@@ -60,14 +62,31 @@ def record(command: Record) -> int:
     return 0
 
 
+def _check(command: Record) -> None:
+    """Refuses flags of the other kind of recording."""
+    kind, given = "a dataset", {"--episodes": command.episodes != Record.episodes}
+    if command.dataset:
+        given = {
+            "--output": command.output is not None,
+            "--max-frames": command.max_frames != Record.max_frames,
+        }
+        kind = "a video"
+    for flag in (flag for flag, is_given in given.items() if is_given):
+        raise values.OptionError(
+            f"{flag} is for {kind}: leave it out, or {'leave out' if command.dataset else 'give'} "
+            "--dataset."
+        )
+
+
 def _dataset(command: Record) -> int:
     player = open_player(command)
     from impala.play import dataset
 
     try:
-        returns = dataset.record(
-            player, command.dataset, command.episodes, command.greedy, command.seed
-        )
+        with played():
+            returns = dataset.record(
+                player, command.dataset, command.episodes, command.greedy, command.seed
+            )
     except ValueError as error:
         raise values.OptionError(str(error)) from error
     print(f"{command.dataset}: {len(returns)} episodes, mean return {np.mean(returns):.2f}")

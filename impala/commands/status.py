@@ -35,12 +35,25 @@ class Status:
     security: ClientSecurity = dataclasses.field(default_factory=ClientSecurity)
 
 
+def _address(learner: str) -> str:
+    """Returns the address that a learner has written to its log directory; or what was given.
+
+    Raises:
+      OptionError: it cannot be read.
+    """
+    file = pathlib.Path(learner) / "address"
+    try:
+        return file.read_text().strip() if file.is_file() else learner
+    except OSError as error:
+        raise values.OptionError(f"{file} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise values.OptionError(f"{file} is no address that a learner has written.") from error
+
+
 def status(command: Status) -> int:
     """Prints a table, once or repeatedly."""
-    learner = command.learner
+    learner = _address(command.learner)
     with plainly():
-        if (written := pathlib.Path(learner) / "address").is_file():
-            learner = written.read_text().strip()
         listen.check_dialled(learner)
     import rich.console
     import rich.live

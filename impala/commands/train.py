@@ -342,14 +342,14 @@ def _learner_program(
         learner = dataclasses.replace(settings.learner, snapshots=keep)
         settings = dataclasses.replace(settings, learner=learner)
     if command.init_from is not None:
-        words += ["--init-from", str(command.init_from)]
+        words.append(f"--init-from={command.init_from}")
     file = directory / "config.yaml"
     file.write_text(values.to_yaml(settings), encoding="utf-8")
     return Program(
         name="learner",
         command=[
             *[*process.IMPALA, "learner", command.preset, "--config", str(file), *words],
-            *["--logdir", str(logdir), "--listen", f"unix:{socket}"],
+            *[f"--logdir={logdir}", "--listen", f"unix:{socket}"],
             *["--log-format", command.log_format, "--stopped-status", str(STOPPED)],
             "--own-actors",
         ],

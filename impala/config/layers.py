@@ -222,7 +222,7 @@ def read_yaml(file: pathlib.Path) -> Any:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"{file}: {error.strerror}. Name a YAML file that can be read.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as a date that is none
         raise OptionError(f"{file} is not YAML: {' '.join(str(error).split())}.") from None
     return {} if data is None else data
 

@@ -4,6 +4,7 @@ An unknown name or an invalid value is an `OptionError` that names it, what is a
 nearest valid one. Works on any dataclass written like those of `impala.config.schema`.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -238,7 +239,7 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     """Returns `value` as the type that `hint` asks for, checked."""
     if typing.get_origin(hint) is typing.Annotated:
         plain_type, *marks = typing.get_args(hint)
-        if JSON_OBJECT in marks and isinstance(value, Mapping):
+        if JSON_OBJECT in marks:
             value = _json(value, path)
         value = _value(plain_type, value, path)
         for mark in marks:
@@ -287,8 +288,13 @@ def _either(hints: Iterable[Any], value: Any, path: str) -> Any:
     raise OptionError(" ".join(refusals))
 
 
-def _json(value: Mapping[str, Any], path: str) -> str:
-    """Returns a JSON object as text."""
+def _json(value: Any, path: str) -> Any:
+    """Returns a JSON object as text, always in the same form; other text as it is."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            value = loaded if isinstance(loaded := json.loads(value), dict) else value
+    if not isinstance(value, Mapping):
+        return value
     try:
         return json.dumps(value)
     except TypeError as error:
@@ -313,8 +319,8 @@ def _number(hint: type, value: Any) -> int | float | None:
         return None
     try:
         number = int(value) if str(value).isdecimal() else float(value)
-    except ValueError:
-        return None
-    if not math.isfinite(number) or (hint is int and number != int(number)):
+        if not math.isfinite(number) or (hint is int and number != int(number)):
+            return None
+    except (ValueError, OverflowError):
         return None
     return hint(number)

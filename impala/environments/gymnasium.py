@@ -9,6 +9,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from impala.environments import base, interface
 from impala.environments.failure import EnvironmentFailed, failure_of
+from impala.runtime.signals import Signalled
 from impala.types import EnvironmentStep, Nest, TimeStep
 
 
@@ -238,7 +239,9 @@ class Numbered(gym.Wrapper):
         try:
             observation, info = self.env.reset(seed=seed, options=options)
             return self._converted(observation), numbers(info)
-        except Exception as error:
+        except Signalled:
+            raise
+        except (Exception, SystemExit) as error:
             raise self._failed(error, "reset") from error
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -246,7 +249,9 @@ class Numbered(gym.Wrapper):
             observation, reward, terminated, truncated, info = self.env.step(action)
             observation = self._converted(observation)
             return observation, number(reward), terminated, truncated, numbers(info)
-        except Exception as error:
+        except Signalled:
+            raise
+        except (Exception, SystemExit) as error:
             raise self._failed(error, "step") from error
 
     def _converted(self, observation: Any) -> Nest:
@@ -255,7 +260,7 @@ class Numbered(gym.Wrapper):
             return observation
         return base.map_leaves(converted, "observation", self.observation_space, observation)
 
-    def _failed(self, error: Exception, method: str) -> EnvironmentFailed:
+    def _failed(self, error: BaseException, method: str) -> EnvironmentFailed:
         message = f"{self._name}: {type(error).__name__}: {error}"
         return EnvironmentFailed(message, *failure_of(error, self._name, self.env, method))
 

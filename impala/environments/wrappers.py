@@ -15,6 +15,7 @@ from impala.environments.spaces import (
     is_wrapped,
     limits,
 )
+from impala.runtime.signals import Signalled
 from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 
 _FIRST_STEPS = 100  # in which observations are compared with the limits of their space
@@ -111,7 +112,9 @@ class Checked(base.Environment):
         """What the call returns; its errors get the environment's name and the step."""
         try:
             return call()
-        except Exception as error:
+        except Signalled:
+            raise
+        except (Exception, SystemExit) as error:
             self._state = "broken"
             raise EnvironmentFailed(
                 f"{self._name} failed at step {self._steps}: {type(error).__name__}: {error}",

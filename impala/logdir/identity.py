@@ -51,7 +51,9 @@ def differences(logdir: pathlib.Path, config: Config) -> list[str]:
       CheckpointError: neither config.yaml nor a checkpoint can be read.
     """
     stored = _stored(logdir)
-    before, after = values.flatten(stored), values.flatten(values.to_dict(config))
+    read = values.flatten(values.to_dict(values.from_stored(Config, stored)))
+    before = {path: read.get(path, value) for path, value in values.flatten(stored).items()}
+    after = values.flatten(values.to_dict(config))
     found = [
         f"{path}: {_shown(before[path])} -> {_shown(value)}"
         for path, value in after.items()

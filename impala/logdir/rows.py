@@ -30,13 +30,13 @@ def rewards_per_step(row: Row) -> Row:
     return _of_tasks(_PER_STEP, row)
 
 
-def standings(of_run: Sequence[Row]) -> tuple[str, list[Row]]:
+def standings(of_run: Sequence[Row], per_step: bool = False) -> tuple[str, list[Row]]:
     """Returns what tells how well a run does, and for each of its rows that by task.
 
-    These are recent returns, or rewards per step if no episode has ended in the run.
+    These are recent returns, or rewards per step if no episode has ended in the run, or `per_step`.
     """
     returns = list(map(recent_returns, of_run))
-    if any(returns):
+    if any(returns) and not per_step:
         return "return, mean of\nthe last 100 episodes", returns
     return "reward per step", list(map(rewards_per_step, of_run))
 

@@ -122,8 +122,8 @@ class FirstEpisodes:
     """
 
     def __init__(self, number: int) -> None:
-        self.steps: list[dict[str, list[float]]] = [{"reward": []} for _ in range(number)]
-        """For each environment: name -> a number for each step, or NaN; `reward` and the infos."""
+        self.steps: list[dict[str, list[float | None]]] = [{"reward": []} for _ in range(number)]
+        """For each environment: name -> a number for each step, or None; `reward` and the infos."""
         self._ended = np.zeros(number, np.bool_)
 
     def add(self, step: EnvironmentStep) -> None:
@@ -135,8 +135,9 @@ class FirstEpisodes:
             given = {**step.info, "reward": step.timestep.reward}
             before = len(steps["reward"])
             for name in {**steps, **given}:
-                numbers = steps.setdefault(name, [math.nan] * before)
-                numbers.append(float(given[name][e]) if name in given else math.nan)
+                number = float(given[name][e]) if name in given else math.nan
+                numbers = steps.setdefault(name, [None] * before)
+                numbers.append(number if math.isfinite(number) else None)
             self._ended[e] = step_type == StepType.LAST
 
 

@@ -147,7 +147,10 @@ def saved_model(player: Player, directory: pathlib.Path, timesteps: Iterable[Tim
     module.parameters = list(player.agent.variables)
     names = list(functions.signatures)
     with _replacing(directory) as partial:
-        tf.saved_model.save(module, str(partial), signatures=functions.signatures)
+        try:
+            tf.saved_model.save(module, str(partial), signatures=functions.signatures)
+        except tf.errors.OpError as error:
+            raise ExportError(f"{directory} cannot be written: {error.message}") from error
         loaded = tf.saved_model.load(str(partial))
         tried = trial(
             *(player.agent, functions, timesteps),

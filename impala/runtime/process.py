@@ -93,14 +93,17 @@ class _Outliving(io.FileIO):
 
 
 def _outliving(stream: TextIO) -> TextIO:
-    """Returns the stream on an `_Outliving`; unchanged if it is not a file, as in tests."""
+    """Returns the stream on an `_Outliving`; unchanged if it is not a file, as in tests.
+
+    What its encoding does not have is escaped.
+    """
     if type(stream) is not io.TextIOWrapper:
         return stream
     stream.flush()
     return io.TextIOWrapper(
         io.BufferedWriter(_Outliving(stream.fileno(), "w", closefd=False)),
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors="backslashreplace" if stream.errors == "strict" else stream.errors,
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

@@ -19,6 +19,10 @@ INSIST_SECONDS = 1.0
 _WAKE_SECONDS = 0.05
 
 
+class Signalled(SystemExit):
+    """A signal ends the process. Other code that raises SystemExit may be an environment's."""
+
+
 def is_ignored(number: signal.Signals) -> bool:
     """Returns whether a signal is to stay ignored, as under `nohup`."""
     return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
