@@ -234,6 +234,15 @@ def test_unrolls_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(unroll.core_state[0][k], expected[0])
 
 
+def test_actions_at_the_edge_of_a_box_are_moved_inside() -> None:
+    space = gym.spaces.Dict({"a": Discrete(3), "b": Box(-1.0, 3.0, (1,), np.float32)})
+    one = episode(3)
+    one.actions = {"a": np.array([0, 2, 1]), "b": np.array([[3.0], [-1.0], [0.5]])}
+    (_, action) = demonstrations.stream("mine", None, [one], (SPACES[0], space))
+    assert action["a"][1:].tolist() == [0, 2, 1]
+    np.testing.assert_allclose(action["b"][1:, 0], [2.98, -0.98, 0.5], rtol=1e-6)
+
+
 def test_each_unroll_is_drawn_once_in_a_pass() -> None:
     rows = np.arange(5, dtype=np.uint8)[:, np.newaxis]
     made, drawn = Demonstrations(rows, seed=3), np.zeros((4, 1), np.uint8)

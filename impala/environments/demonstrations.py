@@ -24,6 +24,7 @@ from impala.parts.components import Allowed
 from impala.types import Nest, StepType, TimeStep
 
 MINARI = "minari:"
+_INSIDE = 0.99  # of a box, which actions are moved into
 _FIELDS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
@@ -178,6 +179,7 @@ def _stream(episode: Any, observation_space: gym.Space, action_space: gym.Space)
         functools.partial(_rows, n + 1), "observation", observation_space, episode.observations
     )
     action = base.map_leaves(functools.partial(_rows, n), "action", action_space, episode.actions)
+    action = base.map_leaves(_inside, "action", action_space, action)
     step_type = np.full(n + 1, StepType.MID, np.int8)
     step_type[0], step_type[-1] = StepType.FIRST, StepType.LAST
     first = np.zeros(1, np.float32)
@@ -218,6 +220,19 @@ def _rows(count: int, name: str, space: gym.Space, value: Any) -> np.ndarray:
             f"{high[place]}"
         )
     return array
+
+
+def _inside(name: str, space: gym.Space, action: np.ndarray) -> np.ndarray:
+    """Returns actions of a box a little inside of it.
+
+    At the edge, where controls saturate, squashed Gaussians are far out: a few such actions would
+    draw the policy there from what was done otherwise.
+    """
+    if not isinstance(space, gym.spaces.Box):
+        return action
+    centre, half = space.high / 2 + space.low / 2, space.high / 2 - space.low / 2
+    inside = np.clip(action, centre - _INSIDE * half, centre + _INSIDE * half)
+    return inside.astype(action.dtype)
 
 
 def _with_history(stream: Stream, action_space: gym.Space, parts: Collection[str]) -> Stream:
