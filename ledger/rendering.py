@@ -207,28 +207,29 @@ class _Page:
         rows, normalised = [], list[list[list[float]]]()  # of games, of agents, of seeds
         for game, (random, human) in scales.items():
             arms = self._arms(experiment, (game.lower(), together))
-            if len(arms) < 2:
+            played = statistics.by_task(arms[together][0]) if together in arms else ()
+            if (task := next((name for name in played if game in name), None)) is None:
                 continue
-            (task,) = statistics.by_task(arms[game.lower()][0])
             returns = [
-                [statistics.by_task(x)[task] for x in of_seeds] for of_seeds in arms.values()
+                [statistics.by_task(x)[task] for x in arms.get(arm, ())]
+                for arm in (game.lower(), together)
             ]
-            normalised.append(
-                [[(x - random) / (human - random) for x in agent] for agent in returns]
-            )
-            share = statistics.interval_of(
-                dict(zip(("one", "all"), normalised[-1], strict=True)),
-                lambda x: x["all"] / x["one"],
-            )
-            found = map(statistics.interval, (*returns, *normalised[-1]))
-            rows.append((game, *map(_shown_interval, (*found, share))))
+            scaled = [[(x - random) / (human - random) for x in agent] for agent in returns]
+            normalised.append(scaled)
+            share = _DASH
+            if all(scaled):
+                found = dict(zip(("one", "all"), scaled, strict=True))
+                share = _shown_interval(
+                    statistics.interval_of(found, lambda x: x["all"] / x["one"])
+                )
+            rows.append((game, *map(_shown_mean, (*returns, *scaled)), share))
         if not rows:
             return "Not measured yet."
         means = [
-            statistics.interval([fmean(of_games) for of_games in zip(*agent, strict=False)])
+            [fmean(of_games) for of_games in zip(*agent, strict=False)]
             for agent in zip(*normalised, strict=True)
         ]
-        rows.append(("mean", "", "", *map(_shown_interval, means), ""))
+        rows.append(("mean", "", "", *map(_shown_mean, means), ""))
         head = ("game", "specialist", "together", "normalised", "together", "share")
         return _table(head, rows)
 
@@ -423,6 +424,10 @@ def _shown_interval(found: statistics.Interval) -> str:
     if found.seeds == 1:
         return mean
     return f"{mean} ({_number(found.low)} to {_number(found.high)})"
+
+
+def _shown_mean(of_seeds: Sequence[float]) -> str:
+    return _shown_interval(statistics.interval(of_seeds)) if of_seeds else _DASH
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -464,6 +464,13 @@ def test_an_agent_of_several_games_is_compared_with_their_specialists(tree: path
         "| Breakout | **40.00** | **30.00** | **2.00** | **1.50** | **0.75** |",
         "| mean |  |  | **1.38** | **1.00** |  |",
     ]
+    alone = {key: of_seeds for key, of_seeds in records.read(tree).items() if key[1] == "together"}
+    page = rendering._Page(alone)
+    assert page.human_normalised("atari-multi", "together", scales).splitlines()[2:] == [
+        "| Pong | — | **0.00** | — | **0.50** | — |",
+        "| Breakout | — | **30.00** | — | **1.50** | — |",
+        "| mean |  |  | — | **1.00** |  |",
+    ]
 
 
 def test_arms_are_tabled_and_drawn_beside_each_other(
