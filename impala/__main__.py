@@ -7,7 +7,7 @@ import sys
 from types import FrameType
 
 from impala.runtime import installation, process
-from impala.runtime.signals import Signalled, is_ignored
+from impala.runtime.signals import is_ignored
 
 
 def main() -> int:
@@ -47,7 +47,7 @@ def _put_working_directory_last() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    raise Signalled(128 + number)
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

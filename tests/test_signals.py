@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from impala.runtime.signals import EndRequest
+from impala.runtime.signals import EndRequest, exits_by_signal
 
 END = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
@@ -34,6 +34,21 @@ class _Clock:
 
     def monotonic(self) -> float:
         return self.now
+
+
+class _Program:
+    def leave(self, number: int, frame: object) -> None:
+        sys.exit(3)
+
+
+def test_who_exits_is_told_from_a_handler_that_does() -> None:
+    signal.signal(signal.SIGTERM, _Program().leave)
+    with pytest.raises(SystemExit) as caught:
+        signal.raise_signal(signal.SIGTERM)
+    assert exits_by_signal(caught.value)
+    with pytest.raises(SystemExit) as caught:
+        sys.exit(3)
+    assert not exits_by_signal(caught.value) and not exits_by_signal(KeyboardInterrupt())
 
 
 @pytest.mark.parametrize("number", END)

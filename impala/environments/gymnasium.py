@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from impala.environments import base, interface
 from impala.environments.failure import EnvironmentFailed, failure_of
-from impala.runtime.signals import Signalled
+from impala.runtime.signals import exits_by_signal
 from impala.types import EnvironmentStep, Nest, TimeStep
 
 
@@ -239,9 +239,9 @@ class Numbered(gym.Wrapper):
         try:
             observation, info = self.env.reset(seed=seed, options=options)
             return self._converted(observation), numbers(info)
-        except Signalled:
-            raise
         except (Exception, SystemExit) as error:
+            if exits_by_signal(error):
+                raise
             raise self._failed(error, "reset") from error
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -249,9 +249,9 @@ class Numbered(gym.Wrapper):
             observation, reward, terminated, truncated, info = self.env.step(action)
             observation = self._converted(observation)
             return observation, number(reward), terminated, truncated, numbers(info)
-        except Signalled:
-            raise
         except (Exception, SystemExit) as error:
+            if exits_by_signal(error):
+                raise
             raise self._failed(error, "step") from error
 
     def _converted(self, observation: Any) -> Nest:

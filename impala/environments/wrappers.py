@@ -15,7 +15,7 @@ from impala.environments.spaces import (
     is_wrapped,
     limits,
 )
-from impala.runtime.signals import Signalled
+from impala.runtime.signals import exits_by_signal
 from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 
 _FIRST_STEPS = 100  # in which observations are compared with the limits of their space
@@ -112,9 +112,9 @@ class Checked(base.Environment):
         """What the call returns; its errors get the environment's name and the step."""
         try:
             return call()
-        except Signalled:
-            raise
         except (Exception, SystemExit) as error:
+            if exits_by_signal(error):
+                raise
             self._state = "broken"
             raise EnvironmentFailed(
                 f"{self._name} failed at step {self._steps}: {type(error).__name__}: {error}",

@@ -10,6 +10,7 @@ import itertools
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Self
@@ -19,8 +20,13 @@ INSIST_SECONDS = 1.0
 _WAKE_SECONDS = 0.05
 
 
-class Signalled(SystemExit):
-    """A signal ends the process. Other code that raises SystemExit may be an environment's."""
+def exits_by_signal(error: BaseException) -> bool:
+    """Returns whether it is a SystemExit of a signal's handler, not of what that interrupted."""
+    if not isinstance(error, SystemExit):
+        return False
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(handler, "__code__", None) for handler in handlers}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def is_ignored(number: signal.Signals) -> bool:
