@@ -278,7 +278,7 @@ if role == ["learner"] and "STARTING" not in os.environ:
         print("saved", flush=True)
         sys.exit(int(words[words.index("--stopped-status") + 1]))
     signal.signal(signal.SIGTERM, leave)
-    logdir = pathlib.Path(words[words.index("--logdir") + 1])
+    logdir = pathlib.Path(next(word[9:] for word in words if word.startswith("--logdir=")))
     settings = pathlib.Path(words[words.index("--config") + 1]).read_text()
     (logdir / "settings.yaml").write_text(settings)
     row = {"frames": 900, "seconds": 1.0, "updates": 3, "episode/Catch/return_recent": 0.5}
