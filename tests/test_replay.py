@@ -99,8 +99,8 @@ def test_what_is_drawn_is_what_was_added(rule: Rule) -> None:
 @pytest.mark.parametrize("is_on_disk", [False, True])
 def test_what_is_drawn_twice_is_kept_once(tmp_path: pathlib.Path, is_on_disk: bool) -> None:
     """Given unrolls that are not in memory, and then room for them there."""
-    replay = make(Disk(tmp_path, "test"), capacity=5, memory=0) if is_on_disk else None
-    if replay is not None:
+    if is_on_disk:
+        replay = make(Disk(tmp_path, "test"), capacity=5, memory=0)
         replay.add(rows(0, 2), ACTOR)
         replay.commit()
         replay.close()

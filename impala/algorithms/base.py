@@ -144,7 +144,7 @@ class Algorithm(snt.Module, abc.ABC):
     ) -> tf.Tensor:
         """Returns `losses.explained_variance`, with PopArt of normalised values and targets.
 
-        Thus what is the difference of two tasks' returns alone counts as explained by no baseline.
+        Else a baseline that knows no more than each task's mean return would seem to explain most.
         """
         popart = self.agent.popart
         if popart is not None:

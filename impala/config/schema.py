@@ -108,8 +108,8 @@ class RepeatConfig:
     """The agent chooses the repeat, as one more part of its action."""
     discount: Share = 1.0
     """gamma within a repeated action, usually that of objective.discount. 1: rewards are summed and
-    a step is discounted once, however many frames it took. Below 1, returns that are shown sum
-    these discounted rewards: they are lower than the environment's own."""
+    a step is discounted once, however many frames it took. Below 1, reported returns
+    are sums of the discounted rewards, lower than the environment's own."""
 
 
 @dataclasses.dataclass(frozen=True)

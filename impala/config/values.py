@@ -290,13 +290,14 @@ def _either(hints: Iterable[Any], value: Any, path: str) -> Any:
 
 def _json(value: Any, path: str) -> Any:
     """Returns a JSON object as text, always in the same form; other text as it is."""
+    loaded = value
     if isinstance(value, str):
         with contextlib.suppress(ValueError, RecursionError):
-            value = loaded if isinstance(loaded := json.loads(value), dict) else value
-    if not isinstance(value, Mapping):
+            loaded = json.loads(value)
+    if not isinstance(loaded, Mapping):
         return value
     try:
-        return json.dumps(value)
+        return json.dumps(loaded)
     except TypeError as error:
         raise OptionError(f"{path} is {value!r}, which is not a JSON object ({error}).") from None
 

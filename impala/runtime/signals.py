@@ -21,7 +21,7 @@ _WAKE_SECONDS = 0.05
 
 
 def exits_by_signal(error: BaseException) -> bool:
-    """Returns whether it is a SystemExit of a signal's handler, not of what that interrupted."""
+    """Returns whether a signal handler has raised it to exit, not the code that was interrupted."""
     if not isinstance(error, SystemExit):
         return False
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
