@@ -45,6 +45,8 @@ def _preset(name: str, **options: Any) -> Experiment:
 
 
 _EACH_SECOND = ("--learner.log-seconds", "1")  # for runs of a minute
+_OF_MINUTES = range(101, 111)
+"""Seeds of presets that take minutes; those that take hours have three."""
 _PONG = (-18.0, 0.0, 10.0, 18.0)
 _PULLS = ("--episodes", "3000", "--num-envs", "1000")  # sampled: exploring is what is learned
 _BANDITS: dict[str, Any] = {"evaluation": _PULLS, "info": ("regret",), "score": "regret"}
@@ -355,11 +357,11 @@ _ALL = (
         question="Does IMPACT learn continuous actions?",
         arms={"impact": _IMPACT_PENDULUM},
     ),
-    _preset("catch", arms={"catch": ("catch", *_EACH_SECOND)}),
-    _preset("cartpole", arms={"cartpole": ("cartpole", *_EACH_SECOND)}),
-    _preset("cartpole-a3c"),
-    _preset("cartpole-q"),
-    _preset("pendulum"),
+    _preset("catch", arms={"catch": ("catch", *_EACH_SECOND)}, seeds=_OF_MINUTES),
+    _preset("cartpole", arms={"cartpole": ("cartpole", *_EACH_SECOND)}, seeds=_OF_MINUTES),
+    _preset("cartpole-a3c", seeds=_OF_MINUTES),
+    _preset("cartpole-q", seeds=_OF_MINUTES),
+    _preset("pendulum", seeds=_OF_MINUTES),
     _preset(
         "bandit",
         arms={
@@ -437,8 +439,8 @@ _ALL = (
     _preset("bipedal-walker", seeds=(101,)),
     _preset("atari", milestones=_PONG),
     _preset("atari-a3c", seeds=(101,), milestones=_PONG),
-    _preset("minatar"),
-    _preset("minigrid"),
+    _preset("minatar", seeds=_OF_MINUTES),
+    _preset("minigrid", seeds=_OF_MINUTES),
     _preset("mujoco"),
     _preset("minatar-q", seeds=(101,)),
     _preset("lunar-lander"),
