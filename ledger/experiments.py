@@ -111,12 +111,21 @@ _STEADY = ("--optimiser.no-decay-to-zero",)
 _SAMPLED = ("--episodes", "100")
 
 
-def _sequence(name: str, of: sequences.Tasks, **options: Any) -> Experiment:
-    """Returns the experiment that trains tasks in turn, with and without CLEAR."""
+def _sequence(
+    name: str, of: sequences.Tasks, *, has_reservoirs: bool = False, **options: Any
+) -> Experiment:
+    """Returns the experiment that trains tasks in turn, with and without CLEAR.
+
+    Args:
+      name: of the experiment.
+      of: the tasks.
+      has_reservoirs: also with reservoirs of several sizes.
+      options: of the experiment.
+    """
     return Experiment(
         name=name,
         question="What does CLEAR keep of tasks that are trained in turn, and what of it counts?",
-        arms=sequences.arms(of),
+        arms={**sequences.arms(of), **(sequences.reservoirs(of) if has_reservoirs else {})},
         evaluation=_SAMPLED,
         **options,
     )
@@ -304,7 +313,7 @@ _ALL = (
         name="atari-games",
         question="What does the preset atari come to on six games after 5M frames, tuned on none?",
         arms={game.lower(): _atari_game(game) for game in _GAMES},
-        seeds=(101,),
+        seeds=(101, 102),
         evaluation=_SAMPLED,
     ),
     Experiment(
@@ -338,9 +347,9 @@ _ALL = (
         evaluation=_SAMPLED,
     ),
     *map(_corrections, _MINATAR_GAMES[:2]),
-    _sequence("clear-minatar", _MINATAR_SEQUENCE),
+    _sequence("clear-minatar", _MINATAR_SEQUENCE, has_reservoirs=True),
     # One arm's runs of one seed differ by as much as arms do, hence ten seeds; in three orders.
-    _sequence("clear-catch", _CATCH_BOARDS, seeds=range(101, 105)),
+    _sequence("clear-catch", _CATCH_BOARDS, has_reservoirs=True, seeds=range(101, 105)),
     *(
         _sequence(
             f"clear-catch-from-{first + 1}",

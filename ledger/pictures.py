@@ -26,15 +26,17 @@ _DPI = 160  # GitHub shows about 900 pixels: a hundred for each inch
 _COLUMNS = 3
 _GRID = 300  # points of a mean curve
 _KEY = "Ledger"  # of the digest in a PNG file
+_IN_TRAINING = "training return, mean of 100"
 
 
 class Panel(NamedTuple):
-    """Curves of one task over environment frames."""
+    """Curves of one task over environment frames, or another x."""
 
     title: str
     y: str
     lines: Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # arm -> for each seed its points
     shaded: Sequence[tuple[int, int]] = ()  # frames from which and to which the task is trained
+    x: str = "environment frames"
 
 
 class Grid(NamedTuple):
@@ -45,7 +47,7 @@ class Grid(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """Panels side by side, three in a row."""
+    """Panels side by side, three in a row, or two of four."""
 
     panels: tuple[Panel | Grid, ...]
 
@@ -63,10 +65,7 @@ def panels(title: str, of_arms: Mapping[str, Sequence[Record]], source: str) -> 
       of_arms: arm -> its records.
       source: "training" or "evaluations".
     """
-    y = {
-        "training": "training return, mean of 100",
-        "evaluations": "return, mean of an evaluation",
-    }[source]
+    y = {"training": _IN_TRAINING, "evaluations": "return, mean of an evaluation"}[source]
     found: dict[str, dict[str, list[list[tuple[float, float]]]]] = {}
     for arm, of_seeds in of_arms.items():
         for record in of_seeds:
@@ -80,6 +79,30 @@ def panels(title: str, of_arms: Mapping[str, Sequence[Record]], source: str) -> 
     return [
         Panel("\n".join(textwrap.wrap(names[task], 38)), y, lines, shaded.get(task, ()))
         for task, lines in found.items()
+    ]
+
+
+def clocked(title: str, of_lines: Mapping[str, Sequence[Record]]) -> list[Panel]:
+    """Returns two panels of the return in training: over frames, and over minutes.
+
+    Args:
+      title: of both.
+      of_lines: name -> records of one task.
+    """
+    return [
+        Panel(
+            title,
+            _IN_TRAINING,
+            {
+                line: [
+                    [(row[column] / unit, row[2]) for row in next(iter(record.training.values()))]
+                    for record in of_seeds
+                ]
+                for line, of_seeds in of_lines.items()
+            },
+            x=x,
+        )
+        for x, column, unit in (("environment frames", 0, 1), ("minutes", 1, 60))
     ]
 
 
@@ -106,14 +129,18 @@ def _points(record: Record, source: str) -> dict[str, list[tuple[float, float]]]
 
 
 def draw(picture: Picture, path: pathlib.Path) -> None:
-    """Writes a picture as PNG: means over seeds, in bands from the smallest to the largest."""
+    """Writes a picture as PNG: means over seeds.
+
+    Around them are the curves of all seeds in a panel of one arm, and in panels of several bands
+    from the smallest to the largest.
+    """
     curves = [panel for panel in picture.panels if isinstance(panel, Panel)]
     arms = list(dict.fromkeys(arm for panel in curves for arm in panel.lines))
     colours = {arm: _COLOURS[i % len(_COLOURS)] for i, arm in enumerate(arms)}
     has_legend = any(len(panel.lines) > 1 for panel in curves)
     per_line = max(1, 110 // (8 + max(map(len, arms), default=0)))
     legend = -(-len(arms) // per_line) * _LEGEND if has_legend else 0.0
-    columns = min(_COLUMNS, len(picture.panels))
+    columns = 2 if len(picture.panels) == 4 else min(_COLUMNS, len(picture.panels))
     rows = -(-len(picture.panels) // columns)
     figure, axes = plt.subplots(
         *(rows, columns),
@@ -131,7 +158,8 @@ def draw(picture: Picture, path: pathlib.Path) -> None:
             _draw_grid(place, panel, number)
             continue
         for arm, of_seeds in panel.lines.items():
-            _draw_line(place, of_seeds, colours[arm] if has_legend else _COLOURS[0])
+            colour = colours[arm] if has_legend else _COLOURS[0]
+            _draw_line(place, of_seeds, colour, has_band=len(panel.lines) > 1)
         for start, end in panel.shaded:
             place.axvspan(start, end, color="0.9", zorder=0)
         place.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -139,7 +167,7 @@ def draw(picture: Picture, path: pathlib.Path) -> None:
         if number % columns == 0:
             place.set_ylabel(panel.y, fontsize=9)
         if number + columns >= len(picture.panels):
-            place.set_xlabel("environment frames", fontsize=9)
+            place.set_xlabel(panel.x, fontsize=9)
     if has_legend:
         lines = [Line2D([], [], color=colour) for colour in colours.values()]
         figure.legend(lines, arms, loc="outside lower center", ncols=per_line)
@@ -159,7 +187,11 @@ def _draw_grid(place: Axes, grid: Grid, number: int) -> None:
 
 
 def _draw_line(
-    place: Axes, of_seeds: Sequence[Sequence[tuple[float, float]]], colour: object
+    place: Axes,
+    of_seeds: Sequence[Sequence[tuple[float, float]]],
+    colour: object,
+    *,
+    has_band: bool,
 ) -> None:
     curves = [np.array(points) for points in of_seeds if len(points)]  # each [N, 2]
     if len(curves) == 1:
@@ -169,9 +201,13 @@ def _draw_line(
     grid = np.linspace(max(c[0, 0] for c in curves), min(c[-1, 0] for c in curves), _GRID)
     seeds = np.array([np.interp(grid, *curve.T) for curve in curves])
     place.plot(grid, seeds.mean(axis=0), color=colour)
-    place.fill_between(
-        grid, seeds.min(axis=0), seeds.max(axis=0), color=colour, alpha=0.2, linewidth=0
-    )
+    if has_band:
+        place.fill_between(
+            grid, seeds.min(axis=0), seeds.max(axis=0), color=colour, alpha=0.2, linewidth=0
+        )
+        return
+    for curve in curves:
+        place.plot(*curve.T, color=colour, alpha=0.4, linewidth=0.5)
 
 
 def digest_in(path: pathlib.Path) -> str | None:

@@ -9,7 +9,7 @@ import math
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import jinja2
@@ -140,14 +140,17 @@ class _Page:
 
         Experiments without records are named below it.
         """
-        head = ("command", "seeds", "score", "each seed", "frames", "training", "measured")
+        head = (
+            *("command", "seeds", "score", "mean (95%)", "median", "interquartile mean (95%)"),
+            *("lowest to highest", "frames", "training", "measured"),
+        )
         found = [(EXPERIMENTS[name], arm) for name in experiments for arm in EXPERIMENTS[name].arms]
         table = [
             (
                 f"`{_without_seed(of_seeds[0])}`",
                 _range([record.seed for record in of_seeds]),
-                f"{_kind(experiment, of_seeds[0])} {self._interval(of_seeds, experiment.score)}",
-                ", ".join(_number(statistics.SCORES[experiment.score](x)) for x in of_seeds),
+                _kind(experiment, of_seeds[0]),
+                *_aggregates([statistics.SCORES[experiment.score](x) for x in of_seeds]),
                 _millions(max(record.frames for record in of_seeds)),
                 _durations(of_seeds),
                 _measured(of_seeds),
@@ -311,6 +314,24 @@ class _Page:
         self._drawn[file] = pictures.Picture(tuple(drawn))
         return f"![{alt}]({file})"
 
+    def beside(self, file: str, alt: str, panels: Mapping[str, Mapping[str, str]]) -> str:
+        """Returns a picture of the return in training over frames and over minutes.
+
+        Args:
+          file: its name.
+          alt: what it shows.
+          panels: title -> line's name -> "experiment/arm", where an experiment may be one of peers,
+            which have records only.
+        """
+        drawn: list[pictures.Panel] = []
+        for title, lines in panels.items():
+            found = {line: self._records(*name.split("/")) for line, name in lines.items()}
+            drawn += pictures.clocked(title, {x: y for x, y in found.items() if y})
+        if not any(panel.lines for panel in drawn):
+            return "No curves have been recorded yet."
+        self._drawn[file] = pictures.Picture(tuple(drawn))
+        return f"![{alt}]({file})"
+
     def choices(self, file: str, alt: str, info: str, *experiments: str) -> str:
         """Returns a picture of what was chosen in each step of some episodes after training.
 
@@ -420,10 +441,24 @@ def _measured(of_seeds: Sequence[Record]) -> str:
 
 
 def _shown_interval(found: statistics.Interval) -> str:
-    mean = f"**{_number(found.mean)}**"
+    mean = _number(found.mean)
     if found.seeds == 1:
-        return mean
-    return f"{mean} ({_number(found.low)} to {_number(found.high)})"
+        return mean  # nothing of one seed stands out
+    return f"**{mean}** ({_number(found.low)} to {_number(found.high)})"
+
+
+def _aggregates(of_seeds: Sequence[float]) -> tuple[str, str, str, str]:
+    """Returns the mean, median, interquartile mean and range of seeds; one seed has a mean only."""
+    mean = _shown_interval(statistics.interval(of_seeds))
+    if len(of_seeds) == 1:
+        return mean, _DASH, _DASH, _DASH
+    quartiles = statistics.interquartile(of_seeds)
+    return (
+        mean,
+        _number(median(of_seeds)),
+        f"{_number(quartiles.mean)} ({_number(quartiles.low)} to {_number(quartiles.high)})",
+        _range([_number(x) for x in (min(of_seeds), max(of_seeds))]),
+    )
 
 
 def _shown_mean(of_seeds: Sequence[float]) -> str:

@@ -65,11 +65,42 @@ def arms(of: Tasks) -> Mapping[str, Sequence[str]]:
         "no-cloning-20th": (*half, *no_cloning, *_replay("reservoir", of.history // 20)),
         "replay-only": (*only, *cloning, *_replay("reservoir", of.history // 2)),
     }
+    alone = {
+        f"{SEPARATE}{task}": (*fresh_only, *_tasks(of, {task})) for task in range(len(of.tasks))
+    }
+    return _of_every(of, alone) | _of_every(of, varied, _all_tasks(of))
+
+
+def reservoirs(of: Tasks) -> Mapping[str, Sequence[str]]:
+    """Returns arms that say what makes a reservoir too small.
+
+    * clear-8th, clear-200th: as clear-20th, with other shares of the history.
+    * clear-20th-three-quarters: as clear-20th, with three replayed unrolls for each fresh one.
+    """
+    cloning, fresh = _cloning("0.01", "0.005"), ("--mix.fresh", str(of.fresh))
+    varied = {
+        f"clear-{name}": (
+            *(*fresh, "--mix.replayed", str(times * of.fresh)),
+            *(*cloning, *_replay("reservoir", of.history // share)),
+        )
+        for name, share, times in (
+            ("8th", 8, 1),
+            ("200th", 200, 1),
+            ("20th-three-quarters", 20, 3),
+        )
+    }
+    return _of_every(of, varied, _all_tasks(of))
+
+
+def _of_every(
+    of: Tasks, arms: Mapping[str, Sequence[str]], flags: Sequence[str] = ()
+) -> dict[str, Sequence[str]]:
     every = (of.preset, *of.flags, "--learner.unroll-length", str(of.unroll_length))
-    everything = set(range(len(of.tasks)))
-    alone = {f"{SEPARATE}{task}": (*fresh_only, *_tasks(of, {task})) for task in everything}
-    together = {arm: (*flags, *_tasks(of, everything)) for arm, flags in varied.items()}
-    return {arm: (*every, *flags) for arm, flags in (alone | together).items()}
+    return {arm: (*every, *own, *flags) for arm, own in arms.items()}
+
+
+def _all_tasks(of: Tasks) -> Sequence[str]:
+    return _tasks(of, set(range(len(of.tasks))))
 
 
 def _tasks(of: Tasks, trained: set[int]) -> Sequence[str]:

@@ -28,10 +28,19 @@ def interval(of_seeds: Sequence[float]) -> Interval:
     return interval_of({"": of_seeds}, lambda means: means[""])
 
 
+def interquartile(of_seeds: Sequence[float]) -> Interval:
+    """Returns the mean without the lowest and the highest quarter of seeds, and its interval.
+
+    Agarwal et al. 2021, arXiv 2108.13264, section 4.3; of three seeds or fewer it is the mean.
+    """
+    return interval_of({"": of_seeds}, lambda means: means[""], mean=_interquartile_mean)
+
+
 def interval_of(
     arms: Mapping[str, Sequence[float]],
     number: Callable[[Mapping[str, Any]], Any],
     limit: float = math.nan,
+    mean: Callable[[np.ndarray, int], Any] = np.mean,
 ) -> Interval:
     """Returns a number of the means of several arms, each of whose seeds are resampled.
 
@@ -42,11 +51,12 @@ def interval_of(
       arms: arm -> a number of each seed, at least one.
       number: of the arms' means, which are arrays.
       limit: what the number is compared with.
+      mean: of seeds, which are on an axis.
     """
     samples = [np.array(of_seeds, float) for of_seeds in arms.values()]
 
     def of_means(*resampled: np.ndarray, axis: int) -> Any:
-        return number({arm: x.mean(axis) for arm, x in zip(arms, resampled, strict=True)})
+        return number({arm: mean(x, axis) for arm, x in zip(arms, resampled, strict=True)})
 
     found, seeds = float(of_means(*samples, axis=0)), min(map(len, samples))
     if seeds == 1:
@@ -58,6 +68,10 @@ def interval_of(
     rarer = min((resampled <= limit).sum(), (resampled >= limit).sum())
     p = 1.0 if math.isnan(limit) else min(1.0, 2 * (rarer + 1) / (resampled.size + 1))
     return Interval(found, float(interval.low), float(interval.high), seeds, float(p))
+
+
+def _interquartile_mean(of_seeds: np.ndarray, axis: int) -> Any:
+    return scipy.stats.trim_mean(of_seeds, 0.25, axis=axis)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -119,6 +133,7 @@ def by_task(record: Record) -> dict[str, float]:
 SCORES: Mapping[str, Callable[[Record], float]] = {
     "return": lambda record: _mean([*by_task(record).values()]),
     "return in training": _in_training,
+    "late return in training": lambda record: late(record, 0.1),
     "regret": _of_info("regret"),
     "area": _area,
     "forgetting": _forgetting,
@@ -136,10 +151,15 @@ class Point(NamedTuple):
     seconds: float
 
 
-def late(record: Record) -> float:
-    """Returns the mean training return over the last fifth of a run, on its first task."""
+def late(record: Record, share: float = 0.2) -> float:
+    """Returns the mean training return over the last fifth of a run, on its first task.
+
+    Args:
+      record: of the run.
+      share: another one than a fifth.
+    """
     rows = next(iter(record.training.values()))
-    return _mean([value for frames, _, value in rows if frames >= 0.8 * record.frames])
+    return _mean([value for frames, _, value in rows if frames >= (1 - share) * record.frames])
 
 
 def first(record: Record, threshold: float) -> Point | None:

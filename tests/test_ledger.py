@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -117,9 +118,9 @@ def test_a_changed_page_or_missing_picture_fails_the_check(tree: pathlib.Path) -
     ]
     rendering.render(tree)
     assert picture.read_bytes() == drawn
-    _edit(tree / RESULTS, "greedy return **0.47**", "greedy return **0.99**")
+    _edit(tree / RESULTS, "greedy return | 0.47 |", "greedy return | 0.99 |")
     (problem,) = rendering.check(tree)
-    assert "-| `impala train catch` | 101 | greedy return **0.99**" in problem
+    assert "-| `impala train catch` | 101 | greedy return | 0.99 | — |" in problem
 
 
 # Records.
@@ -380,6 +381,9 @@ def test_an_interval_is_bootstrapped_over_seeds() -> None:
     assert statistics.interval([1.0, 2.0, 6.0]) == found
     assert statistics.interval([5.0, 5.0, 5.0])[:3] == (5.0, 5.0, 5.0)
     assert statistics.interval([5.0])[:3] == (5.0, 5.0, 5.0)
+    assert statistics.interquartile([1.0, 2.0, 6.0]) == found
+    seeds = [-99.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 99.0]
+    assert statistics.interquartile(seeds).mean == fmean(seeds[2:-2])
 
 
 def test_training_return_is_a_mean_over_the_whole_run(
@@ -460,16 +464,16 @@ def test_an_agent_of_several_games_is_compared_with_their_specialists(tree: path
     page = rendering._Page(records.read(tree))
     # Normalised: 30 and 20 of 40, 40 and 30 of 20.
     assert page.human_normalised("atari-multi", "together", scales).splitlines()[2:] == [
-        "| Pong | **10.00** | **0.00** | **0.75** | **0.50** | **0.67** |",
-        "| Breakout | **40.00** | **30.00** | **2.00** | **1.50** | **0.75** |",
-        "| mean |  |  | **1.38** | **1.00** |  |",
+        "| Pong | 10.00 | 0.00 | 0.75 | 0.50 | 0.67 |",
+        "| Breakout | 40.00 | 30.00 | 2.00 | 1.50 | 0.75 |",
+        "| mean |  |  | 1.38 | 1.00 |  |",
     ]
     alone = {key: of_seeds for key, of_seeds in records.read(tree).items() if key[1] == "together"}
     page = rendering._Page(alone)
     assert page.human_normalised("atari-multi", "together", scales).splitlines()[2:] == [
-        "| Pong | — | **0.00** | — | **0.50** | — |",
-        "| Breakout | — | **30.00** | — | **1.50** | — |",
-        "| mean |  |  | — | **1.00** |  |",
+        "| Pong | — | 0.00 | — | 0.50 | — |",
+        "| Breakout | — | 30.00 | — | 1.50 | — |",
+        "| mean |  |  | — | 1.00 |  |",
     ]
 
 
@@ -485,6 +489,12 @@ def test_arms_are_tabled_and_drawn_beside_each_other(
         "| 2026-11-23, `0123456` |"
     )
     assert "| 101 to 103 | — | — |" in page.arms("catch", "area", "forgetting")  # not evaluated
+    for seed, last in enumerate((-9.0, 0.0, 1.0, 2.0, 9.0), 101):
+        final = [dataclasses.replace(_record(tree).final[0], returns=[last])]
+        _record(tree, seed, arm="cartpole", final=final)
+    row = rendering._Page(records.read(tree)).results("cartpole").splitlines()[2]
+    shown = r"\| \*\*0\.60\*\* \(−.* to .*\) \| 1\.00 \| 1\.00 \(−.* to .*\) \| −9\.00 to 9\.00 \|"
+    assert re.search(shown, row)
     of_arms = {name: records.read(tree)[name, name] for name in ("catch", "pendulum")}
     (panel,) = pictures.panels("both", of_arms, "training")
     assert [len(of_seeds) for of_seeds in panel.lines.values()] == [3, 3]
@@ -492,3 +502,22 @@ def test_arms_are_tabled_and_drawn_beside_each_other(
     pictures.draw(picture, tmp_path / "both.png")
     assert pictures.digest_in(tmp_path / "both.png") == picture.digest
     assert picture.digest != pictures.Picture((panel._replace(title="other"),)).digest
+
+
+def test_returns_are_drawn_over_frames_and_over_minutes(
+    tree: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    training = {"Catch": [[0.0, 60.0, -0.5], [400_000.0, 180.0, 0.5]]}
+    peer = {"experiment": "peers", "arm": "slower", "training": training}
+    records.add(tree, dataclasses.replace(_record(tree), **peer))
+    page = rendering._Page(records.read(tree))
+    lines = {"here": "catch/catch", "slower": "peers/slower", "not run": "peers/other"}
+    assert page.beside("x.png", "Returns", {"Catch": lines}) == "![Returns](x.png)"
+    frames, minutes = page._drawn["x.png"].panels
+    assert isinstance(frames, pictures.Panel) and isinstance(minutes, pictures.Panel)
+    assert (list(frames.lines), frames.x) == (["here", "slower"], "environment frames")
+    assert frames.lines["slower"] == [[(0.0, -0.5), (400_000.0, 0.5)]]
+    assert (minutes.lines["slower"], minutes.x) == ([[(1.0, -0.5), (3.0, 0.5)]], "minutes")
+    pictures.draw(page._drawn["x.png"], tmp_path / "x.png")
+    none = {"Catch": {"not run": "peers/other"}}
+    assert page.beside("y.png", "", none) == "No curves have been recorded yet."
