@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from impala.config.schema import AgentConfig as AgentConfig
     from impala.config.schema import AtariConfig as AtariConfig
     from impala.config.schema import ChecksConfig as ChecksConfig
+    from impala.config.schema import CloneConfig as CloneConfig
     from impala.config.schema import Config as Config
     from impala.config.schema import CriticConfig as CriticConfig
+    from impala.config.schema import DemonstrationsConfig as DemonstrationsConfig
     from impala.config.schema import EnvironmentConfig as EnvironmentConfig
     from impala.config.schema import EpsilonConfig as EpsilonConfig
     from impala.config.schema import EvaluatorConfig as EvaluatorConfig
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from impala.config.schema import ReplayConfig as ReplayConfig
     from impala.config.schema import SacConfig as SacConfig
     from impala.config.schema import TasksConfig as TasksConfig
+    from impala.config.schema import TeacherConfig as TeacherConfig
     from impala.config.schema import TelemetryConfig as TelemetryConfig
     from impala.environments.base import Environment as Environment
     from impala.play.policy import Policy as Policy

@@ -185,7 +185,6 @@ class State(NamedTuple):
     resumed: Resumed
     layout: Layout  # of a row, which is an unroll
     replay: Replay | None
-    replay_added: int  # unrolls that were ever added to it, by the checkpoint
     incarnations: Incarnations
     demonstrations: Demonstrations | None = None  # that its first phase learns from
 
@@ -254,7 +253,7 @@ def build_state(
     directory.write("config.yaml", values.to_yaml(config))
     incarnation = group.of_first(secrets.randbits(62) + 1)
     return State(
-        *(config, share, options, plan, group, directory, records, resumed, layout, replay, added),
+        *(config, share, options, plan, group, directory, records, resumed, layout, replay),
         incarnations=Incarnations(logdir / "incarnations.json", incarnation),
     )
 
@@ -281,6 +280,8 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
         *(inference, demand := Demand()),
     )
     closing.callback(service.close)
+    # Before the reports on file are read, which settle what is restored here.
+    maker = SnapshotMaker(logdir, resumed, plan.phases, plan.spaces, snapshots, own)
     evaluations = Evaluations(
         *(logdir, config, plan.names, snapshots), frames=resumed.learner.counters.frames
     )
@@ -324,7 +325,6 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
         updates=_ROW_UPDATES if config.deterministic else None,
         logs_episodes=config.telemetry.log_episodes,
     )
-    maker = SnapshotMaker(logdir, resumed, plan.phases, plan.spaces, snapshots, own)
     best_and_milestones = BestAndMilestones(
         *(logdir, resumed, plan.spaces),
         evaluated=snapshots.take_evaluated,
@@ -355,7 +355,7 @@ def train(run: Run, stop: EndRequest, closing: contextlib.ExitStack) -> str:
     """Serves and learns until the run is done or has to stop. Returns why it failed, or ""."""
     state, training, publisher = run.state, run.training, run.publisher
     options, records, group = state.options, state.records, state.group
-    if any(group.meet(options.empty_replay and state.replay_added > 0)):
+    if any(group.meet(options.empty_replay and state.resumed.replay_added > 0)):
         run.checkpoints.save(training.learner)  # no longer counts the replay moved aside
     publisher.publish(training.learner)
     run.snapshot_maker.make_if_due(training.learner)

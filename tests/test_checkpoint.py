@@ -124,6 +124,13 @@ def test_if_all_are_damaged_one_line_says_so(tmp_path: pathlib.Path) -> None:
     assert checkpoint.exists(tmp_path)  # so a learner does not start over unasked
 
 
+def test_a_damaged_checkpoint_that_is_the_only_one_is_named(tmp_path: pathlib.Path) -> None:
+    path = checkpoint.save(tmp_path, _checkpoint(1), keep=3)
+    (path / "variables.npz").write_bytes(b"no zip")
+    with pytest.raises(CheckpointError, match=rf"^The checkpoint is of no use: {path.name}"):
+        checkpoint.load(path)
+
+
 def test_a_run_that_went_back_goes_on_from_what_it_saved_last(tmp_path: pathlib.Path) -> None:
     checkpoint.save(tmp_path, _checkpoint(100), keep=3)
     damaged = checkpoint.save(tmp_path, _checkpoint(200), keep=3)

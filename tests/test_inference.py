@@ -1,6 +1,7 @@
 """The learner acts for callers of Act: versions, batches, refusals, and the death of its thread."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,15 +18,9 @@ import services
 from impala.config import values
 from impala.config.schema import Config
 from impala.types import Parameters, StepType
+from learner.fleet.refusals import InvalidRequest, NotOffered
 from learner.service.calls import TooSlow
-from learner.service.inference import (
-    MOST_VERSIONS,
-    Acted,
-    Caller,
-    Inference,
-    InvalidRow,
-    NotActing,
-)
+from learner.service.inference import MOST_VERSIONS, Acted, Caller, Inference
 from learner.service.server import Server, _Calls
 from learner.service.service import LearnerService
 from protos import codec
@@ -167,6 +162,30 @@ def test_waiting_rows_are_batched_and_given_back_by_caller() -> None:
     inference.close()
 
 
+def test_a_call_of_the_agent_has_a_bounded_number_of_rows() -> None:
+    """Given three callers that wait, two of which are too many together."""
+    step = _Step()
+    most = 600
+    inference = _inference(step, learner={"max_envs_per_message": most}, actor={"num_envs": most})
+
+    async def play() -> None:
+        with contextlib.ExitStack() as stack:
+            callers = [stack.enter_context(inference.caller()) for _ in range(4)]
+            step.goes.clear()
+            waiting = [asyncio.create_task(callers[0].act(_request(1)))]
+            await asyncio.sleep(0)
+            while inference._waiting:  # until it is under way
+                await asyncio.sleep(0.001)
+            waiting += [asyncio.create_task(x.act(_request(most))) for x in callers[1:]]
+            await asyncio.sleep(0)
+            step.goes.set()
+            await asyncio.gather(*waiting)
+
+    asyncio.run(play())
+    assert step.calls == [(1, 1), *[(1, 1024)] * 3]  # padded
+    inference.close()
+
+
 @pytest.mark.parametrize(
     ("requests", "complaint"),
     [
@@ -195,7 +214,7 @@ def test_rows_that_cannot_be_computed_are_refused_by_name(
         with inference.caller() as caller:
             for request in requests[:-1]:
                 await caller.act(request)
-            with pytest.raises(InvalidRow, match=complaint):
+            with pytest.raises(InvalidRequest, match=complaint):
                 await caller.act(requests[-1])
 
     asyncio.run(play())
@@ -247,7 +266,7 @@ def test_a_row_that_the_network_cannot_compute_is_refused_alone() -> None:
 
     good, bad = asyncio.run(play())
     np.testing.assert_array_equal(good.arrays[3], np.full((2, 2), 2.0))
-    assert isinstance(bad, InvalidRow) and "cannot compute this row: no such index" in str(bad)
+    assert isinstance(bad, InvalidRequest) and "cannot compute this row: no such index" in str(bad)
     inference.close()
     with inference.caller() as late, pytest.raises(RuntimeError, match="Inference has ended"):
         _act(late)
@@ -284,7 +303,7 @@ def test_a_failing_agent_step_is_told_to_callers_only() -> None:
     lines = []
     with inference.caller() as caller:
         for _ in range(4):  # who waits for it, and who comes later
-            with pytest.raises(NotActing, match=r"in a tf\.function of its own") as refused:
+            with pytest.raises(NotOffered, match=r"in a tf\.function of its own") as refused:
                 _act(caller)
             lines.append(len(refused.traceback))
     assert lines[3] == lines[2]  # the traceback of one exception would hold all requests

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import tree
 
-from impala.config.schema import AgentConfig, Config, LearnerConfig
+from impala.config.schema import AgentConfig, Config, LearnerConfig, TasksConfig
 from impala.config.values import OptionError
 from impala.logdir import checkpoint
 from impala.parts import build
 from impala.schedule import tasks
-from impala.types import Batch, StepType
+from impala.types import Batch, Episode, StepType
 from learner import run
 from learner.data.mix import Origin, Prepared, Provenance
+from learner.evaluation.evaluators import EvaluationReport
+from learner.evaluation.snapshots import Snapshot
 from learner.fleet.records import Records
 from learner.plan import Plan
 from learner.update import devices
@@ -171,6 +173,38 @@ def test_a_new_run_begins_with_nothing_of_another(
     with pytest.raises(InterruptedError):
         start(scene.logdir)
     assert not best.exists()
+
+
+def test_a_resumed_learner_waits_only_for_the_reports_that_it_lacks(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a snapshot that was evaluated in one of two tasks before the learner stopped."""
+    config = dataclasses.replace(
+        CONFIG,
+        tasks=TasksConfig(environments=("Catch", 'Catch{"rows": 9}')),
+        learner=dataclasses.replace(CONFIG.learner, snapshots="always"),
+    )
+    evaluated: list[Snapshot] = []
+    asked: list[tuple[Snapshot, int] | None] = []
+
+    def train(made: run.Run, *given: object) -> str:
+        if evaluated:
+            asked.extend(made.snapshots.next() for _ in range(2))
+            return ""
+        made.snapshot_maker.make_if_due(made.training.learner)
+        first = made.snapshots.next()
+        assert first is not None and first[1] == 0
+        evaluated.append(first[0])
+        place = (first[0].incarnation, first[0].version, first[0].frames)
+        made.evaluations.add(EvaluationReport("e", 0, *place, [Episode(1.0, 9, 9, {})]))
+        return ""
+
+    monkeypatch.setattr(run, "train", train)
+    monkeypatch.setattr(devices, "set_up", lambda config: None)  # TensorFlow has begun here
+    for _ in range(2):
+        listen = f"unix:{tmp_path / 'socket'}"
+        run.run_learner(config, run.Options(logdir=tmp_path / "run", listen=listen))
+    assert asked == [(evaluated[0], 1)] * 2
 
 
 def test_the_loop_reports_each_step_and_ends_with_the_run(scene: Scene) -> None:

@@ -237,6 +237,8 @@ def load(
                 *(root, "; ".join(damaged), loaded.counters.updates),
             )
         return loaded
+    if damaged and _is_one(directory):
+        raise CheckpointError(f"The checkpoint is of no use: {damaged[0]}.")
     if damaged:
         raise CheckpointError(
             f"No checkpoint in {root} is of use: {'; '.join(damaged)}. Start over with --fresh."

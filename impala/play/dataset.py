@@ -1,5 +1,6 @@
 """Datasets: episodes of an agent, as demonstrations for others to learn from."""
 
+import contextlib
 import re
 import warnings
 from typing import Any
@@ -43,37 +44,37 @@ def record(player: Player, name: str, episodes: int, greedy: bool, seed: int) ->
         raise ValueError(f"There is a dataset {name} already: choose another name or version.")
     most = player.config.evaluator.max_steps
     policy = Policy(player, greedy, seed)
-    environment = policy.environment()
     space, returns, buffers = policy.observation_space, list[float](), list[Any]()
 
     def own(observation: Nest) -> Nest:
         observation = observation["observation"] if is_wrapped(space) else observation
         return tree.map_structure(np.array, observation)  # valid for one step
 
-    for number in range(episodes):
-        observation, _ = environment.reset(seed=seed if number == 0 else None)
-        policy.reset()
-        seen, done = [own(observation)], list[Nest]()
-        rewards, ends = list[float](), list[list[bool]]()
-        while not (ends and any(ends[-1])):
-            action = policy(observation)
-            observation, reward, *end, _ = environment.step(action)
-            seen.append(own(observation))
-            done.append(action)
-            rewards.append(float(reward))
-            ends.append([end[0], end[1] or len(rewards) == most])
-        terminations, truncations = (list(each) for each in zip(*ends, strict=True))
-        buffers.append(
-            minari.data_collector.EpisodeBuffer(
-                id=number,
-                observations=_stacked(seen),
-                actions=_stacked(done),
-                rewards=rewards,
-                terminations=terminations,
-                truncations=truncations,
+    with contextlib.closing(policy.environment()) as environment:
+        for number in range(episodes):
+            observation, _ = environment.reset(seed=seed if number == 0 else None)
+            policy.reset()
+            seen, done = [own(observation)], list[Nest]()
+            rewards, ends = list[float](), list[list[bool]]()
+            while not (ends and any(ends[-1])):
+                action = policy(observation)
+                observation, reward, *end, _ = environment.step(action)
+                seen.append(own(observation))
+                done.append(action)
+                rewards.append(float(reward))
+                ends.append([end[0], end[1] or len(rewards) == most])
+            terminations, truncations = (list(each) for each in zip(*ends, strict=True))
+            buffers.append(
+                minari.data_collector.EpisodeBuffer(
+                    id=number,
+                    observations=_stacked(seen),
+                    actions=_stacked(done),
+                    rewards=rewards,
+                    terminations=terminations,
+                    truncations=truncations,
+                )
             )
-        )
-        returns.append(sum(rewards))
+            returns.append(sum(rewards))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it knows no author, and no environment to evaluate in
         minari.create_dataset_from_buffers(

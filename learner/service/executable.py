@@ -20,15 +20,12 @@ from impala.config.schema import Config
 from impala.environments import spaces
 from impala.environments.spaces import Spaces
 from impala.parts import sections
+from learner.fleet.refusals import NotOffered
 
 _log = logging.getLogger(__name__)
 
 _SECONDS = 300.0  # that making it may take; a large network on a busy machine takes half a minute
 _REFUSED = 3  # exit status of impala.play.policy_graph
-
-
-class NotMade(RuntimeError):
-    """There is no executable policy of this run; the message says why and what to do."""
 
 
 class Executable(NamedTuple):
@@ -60,7 +57,7 @@ class ExecutablePolicy:
         """Returns the executable policy, which takes seconds when it is asked for first.
 
         Raises:
-          NotMade: there is none.
+          NotOffered: there is none.
         """
         if self._making is None:
             self._making = asyncio.get_running_loop().run_in_executor(self._thread, self._made)
@@ -94,7 +91,7 @@ class ExecutablePolicy:
                 return made
             why = output.read_text("utf-8") if status == _REFUSED else said
         _log.warning("There is no executable policy: %s", why)
-        raise NotMade(
+        raise NotOffered(
             f"This learner has no executable policy. {why} It was tried at the learner: mend that "
             "there and start it again, or act with parameters, as other actors do."
         )
@@ -105,7 +102,7 @@ class ExecutablePolicy:
         command = [sys.executable, "-P", "-m", "impala.play.policy_graph", str(output)]
         with self._lock:
             if self._closed:
-                raise NotMade("The learner is stopping.")
+                raise NotOffered("The learner is stopping.")
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,

@@ -23,6 +23,7 @@ from impala.environments.spaces import Spaces
 from impala.types import Parameters, StepType, Unroll
 from learner.data.bounds import limit_of
 from learner.data.ingest import wire_specs
+from learner.fleet.refusals import InvalidRequest, NotOffered
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -32,14 +33,6 @@ MOST_VERSIONS = 16  # held for unrolls in progress
 _WAIT_SECONDS = 0.001  # for rows of callers that came together the last time
 _MOST_ROWS = 1024  # of one call of the agent
 _STEP_TYPE = "timestep/step_type"
-
-
-class InvalidRow(ValueError):
-    """A request that cannot be computed; the message names the value, the limit and the fix."""
-
-
-class NotActing(RuntimeError):
-    """There is no step of this agent that could act for others; the message says why."""
 
 
 class Step(Protocol):
@@ -169,11 +162,11 @@ class Inference:
         """Returns the tensors of a request: [E, ...].
 
         Raises:
-          InvalidRow: they are not those of the specs, or a number is out of its range.
+          InvalidRequest: they are not those of the specs, or a number is out of its range.
         """
         num_envs, most = request.num_envs, self._config.learner.max_envs_per_message
         if not 1 <= num_envs <= most:
-            raise InvalidRow(
+            raise InvalidRequest(
                 f"num_envs is {num_envs}, it must be 1 to {most}: open more streams, or raise "
                 "learner.max_envs_per_message."
             )
@@ -184,18 +177,18 @@ class Inference:
         try:
             arrays = codec.decode(request.tensors, specs)
         except codec.CodecError as error:
-            raise InvalidRow(
+            raise InvalidRequest(
                 f"{error} Send the leaves of the observation, the step type and the core state."
             ) from None
         for spec, limit, array in zip(specs, self._limits, arrays, strict=True):
             if array.dtype == bool and array.view(np.uint8).max(initial=0) > 1:
-                raise InvalidRow(f"{spec.name} has a bool that is neither 0 nor 1.")
+                raise InvalidRequest(f"{spec.name} has a bool that is neither 0 nor 1.")
             if spec.name == _STEP_TYPE and not (
                 array.min() >= StepType.FIRST and array.max() <= StepType.LAST
             ):
-                raise InvalidRow(f"{_STEP_TYPE} is not 0, 1 or 2: {array[:8].tolist()} ...")
+                raise InvalidRequest(f"{_STEP_TYPE} is not 0, 1 or 2: {array[:8].tolist()} ...")
             if limit is not None and (wrong := limit.beyond(array)) is not None:
-                raise InvalidRow(
+                raise InvalidRequest(
                     f"{spec.name} has the number {wrong}, which is not finite or beyond "
                     f"{limit.value:g}. {limit.advice}".rstrip()
                 )
@@ -207,7 +200,7 @@ class Inference:
         loop = asyncio.get_running_loop()
         with self._changed:
             if self._unmade:
-                raise NotActing(self._unmade)
+                raise NotOffered(self._unmade)
             if self._error is not None:
                 raise RuntimeError(f"Inference for callers of Act has died: {self._error}")
             if self._closed:
@@ -224,7 +217,7 @@ class Inference:
         """Returns the version that acts in a caller's row, which is pinned. With the lock held."""
         if not begins:
             if caller.pinned is None:
-                raise InvalidRow("The first request of a stream begins an unroll: set begins.")
+                raise InvalidRequest("The first request of a stream begins an unroll: set begins.")
             return caller.pinned
         self._release(caller)
         assert self._newest is not None
@@ -276,7 +269,7 @@ class Inference:
             self._unmade = unmade
             rows = [*self._waiting]
             self._waiting.clear()
-        self._answer((row, NotActing(unmade)) for row in rows)
+        self._answer((row, NotOffered(unmade)) for row in rows)
         return None
 
     def _next(self) -> list[_Row]:
@@ -290,7 +283,8 @@ class Inference:
                 self._changed.wait(left)
             if self._closed:
                 return []
-            rows, count = [self._waiting.popleft()], 0
+            rows = [self._waiting.popleft()]
+            count = len(rows[0].given[0])
             while self._waiting and count + len(self._waiting[0].given[0]) <= _MOST_ROWS:
                 rows.append(self._waiting.popleft())
                 count += len(rows[-1].given[0])
@@ -321,7 +315,7 @@ class Inference:
             results = step(version.held, given)
         except Exception as error:  # such as an index that a custom layer does not have
             if len(rows) == 1:
-                refused = InvalidRow(f"The network cannot compute this row: {error}")
+                refused = InvalidRequest(f"The network cannot compute this row: {error}")
                 self._answer([(rows[0], refused)])
                 return
             for row in rows:
@@ -365,22 +359,22 @@ class Caller:
         """Acts in one row.
 
         Raises:
-          InvalidRow: the request is none that can be computed.
-          NotActing: nobody's is.
+          InvalidRequest: the request is none that can be computed.
+          NotOffered: nobody's is.
         """
         return await self._inference.act(self, request)
 
     def count(self, request: pb.ActRequest, steps: int) -> None:
-        """Counts a row of an unroll of as many steps. Raises InvalidRow if it has no more."""
+        """Counts a row of an unroll of as many steps. Raises InvalidRequest if it has no more."""
         if self._num_envs and request.num_envs != self._num_envs:
-            raise InvalidRow(
+            raise InvalidRequest(
                 f"num_envs is {request.num_envs} after {self._num_envs}: a stream is of one group "
                 "of environments."
             )
         self._num_envs = request.num_envs
         self._rows = 1 if request.begins else self._rows + 1
         if self._rows > steps:
-            raise InvalidRow(
+            raise InvalidRequest(
                 f"This is row {self._rows - 1} of an unroll of {steps} steps, in which rows 0 to "
                 f"{steps - 1} are acted upon: set begins with row 0 of the next one."
             )

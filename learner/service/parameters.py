@@ -65,11 +65,6 @@ class PublishedParameters:
         """The newest version; 0 before the first."""
         return self.newest.parameters.version if self.newest else 0
 
-    @property
-    def frames(self) -> int:
-        """Environment frames that the newest were learned from."""
-        return self.newest.parameters.frames if self.newest else 0
-
     def publish(self, parameters: Parameters, shown: Mapping[str, Any]) -> None:
         """Publishes parameters, as `LearnerService.publish` does."""
         published = Published(parameters, self.are_final, shown)
@@ -95,7 +90,7 @@ class PublishedParameters:
 
     def task(self) -> int:
         """Returns the task to play now."""
-        return self._schedule.next(self.frames)
+        return self._schedule.next(self.newest.parameters.frames if self.newest else 0)
 
     def reply(self, request: pb.GetParametersRequest, permit: Permit | None) -> bytes:
         """Returns a serialised GetParametersReply, as `LearnerService.get_parameters` does."""

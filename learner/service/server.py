@@ -36,7 +36,6 @@ SERVICE_NAME = "impala.v1.Learner"
 LIVENESS = "alive"  # health service: SERVING while `Server.check` is called regularly
 
 _NO_SECURITY = ServerSecurity()
-_UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 _MAX_PROBES = 64  # at once, more than may watch
 _HANDSHAKE_SECONDS = 10.0  # for a new connection to speak HTTP/2...
 _IDLE_SECONDS = 60.0  # ...and to be without a call

@@ -46,8 +46,8 @@ from learner.fleet.refusals import (
 )
 from learner.fleet.refused_outputs import RefusedOutput
 from learner.fleet.roster import Member
-from learner.service.executable import ExecutablePolicy, NotMade
-from learner.service.inference import Caller, Inference, InvalidRow, NotActing
+from learner.service.executable import ExecutablePolicy
+from learner.service.inference import Caller, Inference
 from learner.service.parameters import PublishedParameters
 from learner.service.terms import Terms, described
 from learner.update.demand import Demand
@@ -439,10 +439,7 @@ class LearnerService:
         """
         if self._executable is None:
             raise NotOffered("This learner has no executable policy: act with parameters.")
-        try:
-            made = await self._executable.get()
-        except NotMade as error:
-            raise NotOffered(str(error)) from None
+        made = await self._executable.get()
         reply = pb.GetExecutablePolicyReply(digest=made.digest)
         if request.digest != made.digest:
             reply.onnx = made.onnx
@@ -487,12 +484,7 @@ class LearnerService:
         if self._parameters.newest is None:
             raise Unavailable("The learner has no parameters yet: ask again.")
         self._demand.ask()
-        try:
-            acted = await caller.act(request)
-        except InvalidRow as error:
-            raise InvalidRequest(str(error)) from None
-        except NotActing as error:
-            raise NotOffered(str(error)) from None
+        acted = await caller.act(request)
         return pb.ActReply(
             learner_incarnation=acted.parameters.incarnation,
             parameter_version=acted.parameters.version,

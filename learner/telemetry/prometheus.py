@@ -146,7 +146,7 @@ SCALARS = tuple(
         ("actors", "actor/{state}", "Actors that are active, and that are silent."),
         ("replay_unrolls", "replay/unrolls", "Unrolls in replay."),
         ("replay_frames", "replay/frames", "Environment frames in replay."),
-        ("replay_bytes", "replay/bytes", "Compressed bytes in replay."),
+        ("replay_bytes", "replay/bytes", "Bytes of replay in memory, without what is compressed."),
         ("episodes_total", "episodes/{task}", "Episodes that actors ended."),
         (
             *("episode_return", "episode/{task}/return_recent"),
