@@ -24,8 +24,6 @@ from actors.connection import (
 )
 from actors.session import (
     BACKOFF,
-    LearnerAway,
-    LearnerChanged,
     LearnerError,
     LearnerRefused,
     Pull,
@@ -35,8 +33,6 @@ from impala.types import ActorUnrolls, Parameters
 from protos.impala.v1 import learner_pb2 as pb
 
 __all__ = [
-    "LearnerAway",
-    "LearnerChanged",
     "LearnerClient",
     "LearnerError",
     "LearnerRefused",

@@ -6,7 +6,6 @@ threads are raised in the caller's thread. `actors.session` decides what to send
 
 import abc
 import logging
-import math
 import random
 import threading
 import time
@@ -141,8 +140,8 @@ class Connection(abc.ABC):
         for thread in self._threads:
             thread.join(timeout=2.0)
 
-    def _wait(self, ready: Callable[[], bool], seconds: float = math.inf) -> float:
-        """Waits, with the lock held, until `ready`, or so long. Returns the seconds waited."""
+    def _wait(self, ready: Callable[[], bool]) -> float:
+        """Waits, with the lock held, until `ready`. Returns the seconds waited."""
         start = time.monotonic()
         while True:
             if self._error is not None:
@@ -151,12 +150,11 @@ class Connection(abc.ABC):
                 raise Stopped
             if self._session.finished:
                 raise RunFinished
-            waited = time.monotonic() - start
-            if ready() or waited >= seconds:
-                return waited
+            if ready():
+                return time.monotonic() - start
             self._wait_for(
                 lambda: self._error is not None or self._session.finished or ready(),
-                min(_WAKE_SECONDS, seconds - waited),
+                _WAKE_SECONDS,
             )
 
     # What the threads do.

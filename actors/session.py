@@ -144,10 +144,6 @@ class Outbox:
         """Returns the numbers of the messages."""
         return [message.sequence for message in self._messages]
 
-    def unrolls(self) -> int:
-        """Returns how many unrolls the messages hold."""
-        return sum(message.num_envs for message in self._messages)
-
     def acknowledge(self, receipt: pb.Receipt) -> _Queued | None:
         """Removes the message of a receipt, and returns it.
 
@@ -439,10 +435,9 @@ class Session:
             learner_incarnation=0 if held is None else held.incarnation,
             newer_than=0 if held is None else held.version,
         )
-        needs_permits = self.needs_permits and self._role == pb.ROLE_ACTOR
-        if needs_permits or self._gives_signs_of_life:
+        if self.needs_permits or self._gives_signs_of_life:
             request.actor, request.incarnation = self.name, self.incarnation
-        if needs_permits and self._lacks_permit():
+        if self.needs_permits and self._lacks_permit():
             request.round, request.unrolls = self._round + 1, self._wanted
         return Pull(self.connection, request)
 

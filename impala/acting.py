@@ -16,7 +16,6 @@ import tree
 from impala.agents.agent import Agent
 from impala.agents.compiled import read_as
 from impala.agents.distributions import EpsilonGreedy
-from impala.config.schema import AgentConfig
 from impala.environments.spaces import Spaces, choices, leaves
 from impala.parts import build
 from impala.types import Nest, StepType, TimeStep
@@ -42,13 +41,11 @@ class ActingStep:
     Args:
       agent: its variables are not read, and not changed.
       spaces: of one environment.
-      config: of the agent.
     """
 
-    def __init__(self, agent: Agent, spaces: Spaces, config: AgentConfig) -> None:
+    def __init__(self, agent: Agent, spaces: Spaces) -> None:
         self._agent = agent
         self._leaves = [leaf for _, leaf in leaves(spaces[1], is_sorted=False)]
-        self._anneal = config.epsilon.anneal
         specs = build.unroll_spec(agent, *spaces, unroll_length=1)
         self._observation, self._core_state = specs.timestep.observation, specs.core_state
         timed = specs._replace(core_state=(), output=specs.output._replace(policy=(), baseline=()))
@@ -69,7 +66,6 @@ class ActingStep:
         ]
         if isinstance(agent.distribution, EpsilonGreedy):
             drawn.append((EPSILON_FINAL, (), np.float32))
-        self.num_states = len(states)
         self.inputs = [
             tf.TensorSpec([None, *shape], dtype, name)
             for name, shape, dtype in [*seen, (STEP_TYPE, (), np.int8), *states, *drawn]
@@ -141,14 +137,11 @@ class ActingStep:
             gumbel = -tf.math.log(-tf.math.log(uniform))
         if isinstance(distribution, EpsilonGreedy):
             values = outputs[:, : distribution.num_outputs]
-            share = tf.minimum(1.0, distribution.progress / self._anneal) if self._anneal else 1.0
-            epsilon = (1.0 + share * (named[EPSILON_FINAL] - 1.0))[:, tf.newaxis]
-            allowed = tf.cast(distribution.is_allowed(values), tf.float32)
-            anyone = allowed / tf.reduce_sum(allowed, axis=-1, keepdims=True)
-            best = tf.one_hot(tf.argmax(values, axis=-1), distribution.num_outputs)
-            probabilities = (1.0 - epsilon) * best + epsilon * anyone
+            epsilon = distribution.annealed(named[EPSILON_FINAL])[:, tf.newaxis]
+            policy = tf.concat([values, epsilon], -1)
+            probabilities = distribution.described(policy)
             scores = tf.where(probabilities > 0.0, tf.math.log(probabilities) + gumbel, -math.inf)
-            return tf.concat([values, epsilon], -1), tf.concat([scores, epsilon], -1)
+            return policy, tf.concat([scores, epsilon], -1)
         scores, at, choice, number = [], 0, 0, 0
         for leaf in self._leaves:
             if size := sum(choices(leaf)):
@@ -171,13 +164,11 @@ class CompiledStep:
     Args:
       agent: which no one else uses.
       spaces: of one environment.
-      config: of the agent.
     """
 
-    def __init__(self, agent: Agent, spaces: Spaces, config: AgentConfig) -> None:
-        step = ActingStep(agent, spaces, config)
+    def __init__(self, agent: Agent, spaces: Spaces) -> None:
+        step = ActingStep(agent, spaces)
         self._graph = step.trace()
-        self._specs = step.inputs
         self.drawn: Mapping[str, tuple[int, ...]] = {
             spec.name: tuple(spec.shape[1:])
             for spec in step.inputs[: step.num_inputs]

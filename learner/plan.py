@@ -50,7 +50,7 @@ def acting_step(config: Config, spaces: Spaces) -> CompiledStep:
       spaces: common to its tasks.
     """
     agent = build.agent(config.agent, *spaces, own=sections.found(config))
-    return CompiledStep(agent, spaces, config.agent)
+    return CompiledStep(agent, spaces)
 
 
 def make_plan(

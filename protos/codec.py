@@ -139,11 +139,7 @@ def encode(arrays: Iterable[Any]) -> list[bytes]:
     Raises:
       CodecError: an array has a dtype that cannot travel.
     """
-    return [_encode(index, np.asarray(array)) for index, array in enumerate(arrays)]
-
-
-def _encode(index: int, array: np.ndarray) -> bytes:
-    return _on_wire(index, array).tobytes()
+    return [_on_wire(index, np.asarray(x)).tobytes() for index, x in enumerate(arrays)]
 
 
 def _on_wire(index: int, array: np.ndarray) -> np.ndarray:

@@ -113,9 +113,9 @@ class _Played:
 def test_graph_with_parameters_as_inputs_equals_the_agent(name: str) -> None:
     """Given a graph that was made of an agent with other weights than those that it is fed."""
     config, spaces = CASES[name]
-    graph = policy_graph.made(build.agent(config, *spaces), spaces, config)
+    graph = policy_graph.made(build.agent(config, *spaces), spaces)
     agent = _agent(name)
-    step = ActingStep(agent, spaces, config)
+    step = ActingStep(agent, spaces)
     import onnx
 
     model = onnx.load_from_string(graph)
@@ -146,9 +146,9 @@ def test_graph_with_parameters_as_inputs_equals_the_agent(name: str) -> None:
 
 def _many(name: str, num_envs: int, **fixed: np.ndarray) -> tuple[dict[str, np.ndarray], Agent]:
     """Returns what an acting step draws in many environments that see the same."""
-    config, spaces = CASES[name]
+    _, spaces = CASES[name]
     agent = _agent(name)
-    step = ActingStep(agent, spaces, config)
+    step = ActingStep(agent, spaces)
     given, _, _ = next(_Played(step, agent, spaces, 1).rows(1))
     rng = np.random.default_rng(2)
     tensors = {key: np.repeat(value, num_envs, axis=0) for key, value in given.items()}
@@ -227,7 +227,7 @@ def test_a_graph_that_does_something_else_is_refused(
     spaces = VECTOR, gym.spaces.Discrete(3)
     config = AgentConfig(hidden_sizes=(8,))
     with pytest.raises(onnx_model.OnnxError, match="differ from the agent's by up to"):
-        policy_graph.made(build.agent(config, *spaces), spaces, config)
+        policy_graph.made(build.agent(config, *spaces), spaces)
 
 
 def test_variables_that_cannot_be_replaced_are_named() -> None:
@@ -239,7 +239,7 @@ def test_variables_that_cannot_be_replaced_are_named() -> None:
     read = functools.partial(tf.raw_ops.ReadVariableOp, resource=head.w.handle, dtype=tf.float32)
     agent._policy_head = lambda x: x @ read() + head.b
     with pytest.raises(ValueError, match="variables agent/policy/w"):
-        ActingStep(agent, spaces, config).trace()
+        ActingStep(agent, spaces).trace()
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ class _Made(ExecutablePolicy):
         from impala.parts import build
 
         agent = build.agent(self._agent_config, *self._plan.spaces)
-        onnx = policy_graph.made(agent, self._plan.spaces, self._agent_config)
+        onnx = policy_graph.made(agent, self._plan.spaces)
         return Executable(hashlib.sha256(onnx).hexdigest(), onnx)
 
 

@@ -264,13 +264,13 @@ class EpsilonGreedy(Distribution, tf.Module):
             tf.shape(outputs)[:1], tf.stack([seed[0], 0]), maxval=self._until[-1]
         )
         which = tf.reduce_sum(tf.cast(drawn[:, tf.newaxis] >= self._until, tf.int32), axis=-1)
-        epsilon = self._annealed(tf.gather(_float32(self._finals), which))
+        epsilon = self.annealed(tf.gather(_float32(self._finals), which))
         return tf.concat([outputs, epsilon[:, tf.newaxis]], axis=-1)
 
     def mean_epsilon(self) -> tf.Tensor:
         """Returns the epsilon of now, on average over the environments: []."""
         weights = np.diff(self._until, prepend=0.0) / self._until[-1]
-        return self._annealed(_float32(np.dot(weights, self._finals)))
+        return self.annealed(_float32(np.dot(weights, self._finals)))
 
     def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
         probabilities = self._probabilities(parameters)
@@ -310,7 +310,8 @@ class EpsilonGreedy(Distribution, tf.Module):
         """Returns which of n masked Q-values [..., n] are of possible actions: bool [..., n]."""
         return _allowed(values) > 0.0
 
-    def _annealed(self, final: tf.Tensor) -> tf.Tensor:
+    def annealed(self, final: tf.Tensor) -> tf.Tensor:
+        """Returns epsilon now, of what it ends with."""
         share = tf.minimum(1.0, self.progress / self._anneal) if self._anneal else 1.0
         return 1.0 + share * (final - 1.0)
 

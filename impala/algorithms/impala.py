@@ -77,18 +77,18 @@ class Impala(PolicyGradient):
         baseline = losses.baseline(values, targets)
         shared, sums = self.shared_terms(batch, steps, entropies, trusted, progress)
 
-        # Cloning against forgetting (CLEAR, section 3): on replayed rows, keep policy and value
-        # close to the recorded ones.
+        # Cloning against forgetting (CLEAR: Rolnick et al. 2018, arXiv 1811.11682, section 3): on
+        # replayed rows, keep policy and value close to the recorded ones. The value's square is
+        # without the half of the baseline's.
         kls = distribution.kl(steps.behaviour_policy, steps.target_policy)
-        policy_cloning = losses.policy_cloning(kls, steps.is_replay)
-        value_cloning = losses.value_cloning(values, behaviour_values, steps.is_replay)
+        value_cloning = tf.square(values - tf.stop_gradient(behaviour_values))
         replayed = steps.mask * tf.cast(steps.is_replay, tf.float32)
 
         terms = {
             "policy_gradient": Term(policy_gradient, trusted),
             "baseline": Term(baseline, trusted, config.baseline_cost),
             **shared,
-            "policy_cloning": Term(policy_cloning, replayed, config.policy_cloning_cost),
+            "policy_cloning": Term(kls, replayed, config.policy_cloning_cost),
             "value_cloning": Term(value_cloning, replayed, config.value_cloning_cost),
         }
 

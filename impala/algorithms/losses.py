@@ -162,29 +162,6 @@ def annealed(
     return start + (end - start) * tf.minimum(progress / over, 1.0)
 
 
-def policy_cloning(kls: tf.Tensor, is_replay: tf.Tensor) -> tf.Tensor:
-    """Returns KL(mu || pi) of replayed rows, else 0: keeps pi close to the recorded mu. [T, B].
-
-    Rolnick et al. 2018, arXiv 1811.11682, section 3.
-
-    Args:
-      kls: [T, B], of the recorded mu to the network's pi, summed over the action's components.
-      is_replay: [B] bool.
-    """
-    return tf.where(is_replay, kls, 0.0)
-
-
-def value_cloning(
-    values: tf.Tensor, behaviour_values: tf.Tensor, is_replay: tf.Tensor
-) -> tf.Tensor:
-    """Returns (V - V_mu)^2 of replayed rows, else 0: keeps V close to the recorded value. [T, B].
-
-    Rolnick et al. 2018, arXiv 1811.11682, section 3: a plain square, without the half of
-    `baseline`.
-    """
-    return tf.where(is_replay, tf.square(values - tf.stop_gradient(behaviour_values)), 0.0)
-
-
 def clip_rewards(rewards: tf.Tensor, mode: str, scale: float = 1.0) -> tf.Tensor:
     """Scales rewards, then clips them; any shape.
 

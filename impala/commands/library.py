@@ -19,7 +19,7 @@ from impala.commands.train import GRACE_SECONDS, Train, run
 from impala.config import layers, rules, values
 from impala.config.schema import Config
 from impala.logdir import rows
-from impala.parts import components, sections
+from impala.parts import components
 from impala.parts.components import Allowed
 from impala.runtime import process
 from impala.runtime.signals import EndRequest
@@ -121,7 +121,7 @@ def train(
     command = Train(
         preset=config if isinstance(config, str) else _ANY_PRESET,
         logdir=None if logdir is None else pathlib.Path(logdir),
-        settings=rules.validate(_put_over(base, _nested(settings))),
+        settings=rules.validate(layers.composed_over(base, _nested(settings))),
         init_from=None if init_from is None else pathlib.Path(init_from),
     )
     flags = {
@@ -290,13 +290,6 @@ def _player(
 
     saved = stored.choose(pathlib.Path(logdir), str(checkpoint))
     return Player(saved, task, Allowed.of(allow))
-
-
-def _put_over(config: Config, data: Mapping[str, Any]) -> Config:
-    """Returns a configuration with settings applied, which may be those of custom parts."""
-    named = values.overlay(config, sections.naming(data))
-    composed = values.overlay(sections.class_of(config, named)(), values.to_dict(config))
-    return sections.compose(layers.put_over(composed, data))
 
 
 def _check_names(settings: Mapping[str, Any]) -> None:

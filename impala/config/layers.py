@@ -69,6 +69,16 @@ def put_over(config: C, layer: Any, source: str = "") -> C:
     return overlay(over, {"optimiser": {"epsilon": _DEFAULTS.optimiser.epsilon}})
 
 
+def composed_over(base: Config, data: Mapping[str, Any], source: str = "") -> Config:
+    """Returns a configuration with settings applied, which may be those of custom parts.
+
+    Raises:
+      OptionError: as `put_over`.
+    """
+    known = sections.class_of(base, overlay(base, sections.naming(data)))
+    return sections.compose(put_over(overlay(known(), to_dict(base)), data, source))
+
+
 def named(
     preset: str,
     file: pathlib.Path | None,
@@ -235,8 +245,6 @@ def _naming_variables(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _read_text(text: str, like: Any) -> Any:
     """Returns the text of an environment variable as the plain data of a YAML value."""
-    if isinstance(like, str):
-        return text
     if isinstance(like, tuple):
         with contextlib.suppress(json.JSONDecodeError):
             if isinstance(data := json.loads(text), list):

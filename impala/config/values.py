@@ -188,13 +188,6 @@ def check_ranges(command: Any) -> None:
                     _check_range(name, value, mark)
 
 
-def describe(limits: Range) -> str:
-    """Returns the range of a setting in words."""
-    if math.isinf(limits.high):
-        return f"at least {limits.low:g}"
-    return f"from {limits.low:g} to {limits.high:g}"
-
-
 def plain(value: Any) -> Any:
     """Returns a setting or a section as plain data, as in YAML."""
     if dataclasses.is_dataclass(value):
@@ -310,8 +303,10 @@ def _check_name(path: str, value: str, kind: Kind) -> None:
 
 
 def _check_range(path: str, value: float, limits: Range) -> None:
-    if not limits.low <= value <= limits.high:
-        raise OptionError(f"{path} is {value!r}; it must be {describe(limits)}.")
+    low, high = limits.low, limits.high
+    if not low <= value <= high:
+        must = f"at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
+        raise OptionError(f"{path} is {value!r}; it must be {must}.")
 
 
 def _number(hint: type, value: Any) -> int | float | None:

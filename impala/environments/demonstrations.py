@@ -196,12 +196,11 @@ def _stream(episode: Any, observation_space: gym.Space, action_space: gym.Space)
 
 def _rows(count: int, name: str, space: gym.Space, value: Any) -> np.ndarray:
     """Returns `count` elements of a space, [count, ...], in its dtype."""
-    array = np.asarray(value)
-    if len(array) != count:
+    given = np.asarray(value)
+    if len(given) != count:
         why = ": the last one, which the last step led to, is missing" if name[0] == "o" else ""
-        raise ValueError(f"has {len(array)} rows of {name} instead of {count}{why}")
-    base.check_shape(name, space, array, (count,))
-    given = array
+        raise ValueError(f"has {len(given)} rows of {name} instead of {count}{why}")
+    base.check_shape(name, space, given, (count,))
     with np.errstate(over="ignore"):
         array = given.astype(space.dtype)
     if array.dtype.kind in "biu" and (array != given).any():

@@ -16,7 +16,6 @@ import tree
 
 from impala.acting import STEP_TYPE, ActingStep
 from impala.agents.agent import Agent
-from impala.config.schema import AgentConfig
 from impala.environments import spaces
 from impala.environments.spaces import Spaces
 from impala.parts import build, sections
@@ -38,14 +37,14 @@ def main(output: pathlib.Path) -> int:
     observation, action = (spaces.from_dict(space) for space in request["spaces"])
     agent = build.agent(config.agent, observation, action, own=sections.found(config))
     try:
-        output.write_bytes(made(agent, (observation, action), config.agent))
+        output.write_bytes(made(agent, (observation, action)))
     except onnx_model.OnnxError as error:
         output.write_text(str(error), encoding="utf-8")
         return REFUSED
     return 0
 
 
-def made(agent: Agent, played: Spaces, config: AgentConfig) -> bytes:
+def made(agent: Agent, played: Spaces) -> bytes:
     """Returns an agent's acting step as a serialised ONNX model, which has been compared with it.
 
     Its inputs and outputs are those of `impala.acting.ActingStep`, by name, all of them.
@@ -53,13 +52,12 @@ def made(agent: Agent, played: Spaces, config: AgentConfig) -> bytes:
     Args:
       agent: its variables are changed.
       played: the spaces of one environment.
-      config: of the agent.
 
     Raises:
       OnnxError: a package is missing, ONNX has no operation for a part of the network, or the model
         does not do what the agent does.
     """
-    step = ActingStep(agent, played, config)
+    step = ActingStep(agent, played)
     specs = [tf.TensorSpec(x.shape, x.dtype, f"input_{i}") for i, x in enumerate(step.inputs)]
     model = _named(onnx_model.written(agent, step, specs), step)
     difference = _difference(onnx_model.session(model), step, agent, played)

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 from impala.config import layers, rules, values
 from impala.config.schema import Config, Positive, Range, Share
 from impala.config.values import OptionError
-from impala.parts import sections
 from impala.schedule import tasks
 
 Kind = Literal["choice", "grid", "uniform", "log_uniform"]
@@ -151,11 +150,7 @@ def parse(data: Any) -> Sweep:
     if not options.preset:
         raise OptionError("preset is missing: name one of impala presets, or MODULE:ATTRIBUTE.")
     base = layers.find_preset(options.preset)[1]
-    composed = values.overlay(
-        sections.class_of(base, values.overlay(base, sections.naming(settings)))(),
-        values.to_dict(base),
-    )
-    config = sections.compose(layers.put_over(composed, settings, "settings: "))
+    config = layers.composed_over(base, settings, "settings: ")
     if not isinstance(search, Mapping) or not search:
         raise OptionError(
             "search is missing: the values to try of each setting, for example "

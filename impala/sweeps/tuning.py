@@ -221,14 +221,13 @@ class _Inside:
 
 
 class _Progress(tune.Callback):
-    """Shows a line when a trial begins, ends, copies another, and now and then between."""
+    """Shows a line when a trial begins, ends, and now and then between."""
 
     request: ClassVar[EndRequest | None] = None  # of the class, as Ray restores stored instances
 
     def __init__(self, sweep: Sweep, show: Callable[[str], None]):
         self._sweep, self._show = sweep, show
         self._shown: dict[str, float] = {}
-        self._copied: dict[str, str] = {}
 
     def setup(self, *arguments: Any, **info: Any) -> None:
         """Asks Ray to stop, which listens now, if a signal came before."""

@@ -278,7 +278,7 @@ class Disk:
         empty = "start with an empty one with --empty-replay"
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError, KeyError, TypeError, OverflowError) as error:
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
             if code & 0xFF in _NO_DAMAGE and code not in _UNREADABLE:
                 raise StorageError(
@@ -286,10 +286,6 @@ class Disk:
                     f"free space on it and start the learner again: it goes on. Or {empty} and a "
                     "lower replay.capacity_frames."
                 ) from error
-            raise DamagedError(
-                f"The replay in {self._path} is damaged ({error}). Restore it, or {empty}."
-            ) from error
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise DamagedError(
                 f"The replay in {self._path} is damaged ({error}). Restore it, or {empty}."
             ) from error

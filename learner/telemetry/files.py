@@ -17,8 +17,7 @@ _LAST_STEP = 2**63 - 1  # ...and steps as int64
 class TensorBoard(Sink):
     """Writes rows as TensorBoard scalars over frames, and histograms, into LOGDIR/tensorboard."""
 
-    def __init__(self, logdir: pathlib.Path, settings: object = None):
-        super().__init__(logdir, settings)
+    def __init__(self, logdir: pathlib.Path):
         self._writer = tf.summary.create_file_writer(str(logdir / "tensorboard"))
 
     def write(self, row: Row) -> None:
@@ -59,8 +58,7 @@ class TensorBoard(Sink):
 class JsonLines(Sink):
     """Writes rows to LOGDIR/metrics.jsonl, to which a resumed run appends."""
 
-    def __init__(self, logdir: pathlib.Path, settings: object = None):
-        super().__init__(logdir, settings)
+    def __init__(self, logdir: pathlib.Path):
         self._file = json_lines.Appender(logdir / "metrics.jsonl")
 
     def write(self, row: Row) -> None:

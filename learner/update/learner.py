@@ -231,7 +231,8 @@ class Learner:
     def variables(self) -> dict[str, np.ndarray]:
         """Returns everything that a checkpoint holds."""
         named = self._named_variables()
-        return dict(zip(named, _values(map(self._replicas.first, named.values())), strict=True))
+        held = _tensors(map(self._replicas.first, named.values()))
+        return dict(zip(named, map(np.asarray, held), strict=True))  # no copy on a CPU
 
     def restore(self, saved: Checkpoint) -> None:
         """Restores a checkpoint; if another algorithm wrote it, only the agent.
@@ -466,8 +467,3 @@ def _tensors(variables: Iterable[tf.Variable]) -> list[tf.Tensor]:
         tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
         for variable in variables
     ]
-
-
-def _values(variables: Iterable[tf.Variable]) -> list[np.ndarray]:
-    """Returns the same as read-only arrays: one copy from a GPU, none on a CPU."""
-    return [np.asarray(tensor) for tensor in _tensors(variables)]

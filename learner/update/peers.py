@@ -146,7 +146,6 @@ class Peers:
           PeerLost: a peer is gone.
         """
         if self._meeting is None:
-            self._now = time.monotonic()
             return [own]
         each = self._meeting.meet([time.monotonic(), own])
         self._now = each[0][0]
