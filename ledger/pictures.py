@@ -27,6 +27,7 @@ _COLUMNS = 3
 _GRID = 300  # points of a mean curve
 _KEY = "Ledger"  # of the digest in a PNG file
 _IN_TRAINING = "training return, mean of 100"
+_FRAMES = "environment frames"
 
 
 class Panel(NamedTuple):
@@ -36,7 +37,7 @@ class Panel(NamedTuple):
     y: str
     lines: Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # arm -> for each seed its points
     shaded: Sequence[tuple[int, int]] = ()  # frames from which and to which the task is trained
-    x: str = "environment frames"
+    x: str = _FRAMES
 
 
 class Grid(NamedTuple):
@@ -102,7 +103,7 @@ def clocked(title: str, of_lines: Mapping[str, Sequence[Record]]) -> list[Panel]
             },
             x=x,
         )
-        for x, column, unit in (("environment frames", 0, 1), ("minutes", 1, 60))
+        for x, column, unit in ((_FRAMES, 0, 1), ("minutes", 1, 60))
     ]
 
 
@@ -162,7 +163,8 @@ def draw(picture: Picture, path: pathlib.Path) -> None:
             _draw_line(place, of_seeds, colour, has_band=len(panel.lines) > 1)
         for start, end in panel.shaded:
             place.axvspan(start, end, color="0.9", zorder=0)
-        place.xaxis.set_major_formatter(EngFormatter(sep=""))
+        if panel.x == _FRAMES:
+            place.xaxis.set_major_formatter(EngFormatter(sep=""))
         place.grid(alpha=0.3)
         if number % columns == 0:
             place.set_ylabel(panel.y, fontsize=9)

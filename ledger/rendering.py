@@ -104,26 +104,15 @@ def _rendered(name: str, root: pathlib.Path, ledger: Ledger) -> Rendered:
     return Rendered(text, page._drawn)
 
 
-def _marks(name: str) -> tuple[str, str]:
-    return f"<!-- {name}: rendered by `make results` -->\n", f"<!-- end of {name} -->\n"
-
-
-def _part(name: str, text: str) -> str:
-    """Returns the part of a file that a template becomes."""
-    if name not in _PARTS:
-        return text
-    begin, end = _marks(name)
-    if begin not in text or end not in text:
-        raise RenderError(f"{PAGES[name]} needs the lines {begin.strip()} and {end.strip()}.")
-    return text.partition(begin)[2].partition(end)[0]
-
-
 def _placed(name: str, text: str, rendered: str) -> str:
     """Returns a file with what a template gives in its place."""
     if name not in _PARTS:
         return rendered
-    begin, end = _marks(name)
-    return text.replace(begin + _part(name, text) + end, begin + rendered + end)
+    begin, end = f"<!-- {name}: rendered by `make results` -->\n", f"<!-- end of {name} -->\n"
+    if begin not in text or end not in text:
+        raise RenderError(f"{PAGES[name]} needs the lines {begin.strip()} and {end.strip()}.")
+    before, _, rest = text.partition(begin)
+    return before + begin + rendered + end + rest.partition(end)[2]
 
 
 class _Page:
@@ -233,7 +222,8 @@ class _Page:
             for agent in zip(*normalised, strict=True)
         ]
         rows.append(("mean", "", "", *map(_shown_mean, means), ""))
-        head = ("game", "specialist", "together", "normalised", "together", "share")
+        scaled_heads = ("specialist, normalised", "together, normalised")
+        head = ("game", "specialist", "together", *scaled_heads, "share")
         return _table(head, rows)
 
     def score(self, experiment: str, arm: str, score: str = "return") -> str:
@@ -264,14 +254,18 @@ class _Page:
         Args:
           experiment: its name.
           of: the arm; each seed is held against this arm's of the same seed, the mean over the last
-            fifth of its frames.
+            fifth of its frames. Seeds that not every arm has are left out.
         """
-        ends = {x.seed: statistics.late(x) for x in self._records(experiment, of)}
+        arms = self._arms(experiment)
+        of_all = [{x.seed for x in of_seeds} for of_seeds in arms.values()]
+        ends = {
+            x.seed: statistics.late(x)
+            for x in arms.pop(of, ())
+            if all(x.seed in seeds for seeds in of_all)
+        }
         rows = []
-        for arm, of_seeds in self._arms(experiment).items():
+        for arm, of_seeds in arms.items() if ends else ():
             held = [x for x in of_seeds if x.seed in ends]
-            if arm == of or not held:
-                continue
             points = [statistics.first(x, ends[x.seed]) for x in held]
             frames = [
                 point.frames if point else x.frames for x, point in zip(held, points, strict=True)

@@ -508,7 +508,7 @@ def test_returns_are_drawn_over_frames_and_over_minutes(
     tree: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     training = {"Catch": [[0.0, 60.0, -0.5], [400_000.0, 180.0, 0.5]]}
-    peer = {"experiment": "peers", "arm": "slower", "training": training}
+    peer: dict[str, Any] = {"experiment": "peers", "arm": "slower", "training": training}
     records.add(tree, dataclasses.replace(_record(tree), **peer))
     page = rendering._Page(records.read(tree))
     lines = {"here": "catch/catch", "slower": "peers/slower", "not run": "peers/other"}

@@ -19,7 +19,7 @@ CONFIG = Config(
     environment=EnvironmentConfig(id="Catch"),
     tasks=TasksConfig(environments=("a", "b"), frames=(100, 100), cycles=2),
 )
-SEEDS = (101, 102, 103)
+SEEDS = range(101, 107)
 ALONE_A, ALONE_B = [0.0, 4.0, 4.0, 4.0, 4.0], [2.0, 6.0, 6.0, 6.0, 6.0]
 
 
@@ -106,8 +106,8 @@ def test_a_claim_is_judged_by_its_interval(
     assert closed.verdict(found, found.p) == "holds"
     found = continual.claim(closed, continual.areas({**arms, "clear": arms["clear"][1:]}))
     assert found is not None
-    assert found.seeds == 2
-    assert closed.verdict(found, found.p) == "open: fewer than 3 seeds"
+    assert found.seeds == 5
+    assert closed.verdict(found, found.p) == "open: fewer than 6 seeds"
     assert continual.claim(small, scores) is None  # nobody has run it
     verdicts = [verdict for *_, verdict in continual.judged(scores)]
     assert verdicts == [*["holds"] * 3, *["not measured"] * 4]
