@@ -430,8 +430,15 @@ class _Page:
 
 def _measured(of_seeds: Sequence[Record]) -> str:
     dates = sorted({record.date for record in of_seeds})
-    commits = dict.fromkeys(record.commit[:7] for record in of_seeds)
-    return f"{_range(dates)}, {', '.join(f'`{x}`' for x in commits)}"
+    commits = dict.fromkeys(f"`{record.commit[:7]}`" for record in of_seeds)
+    cpus = dict.fromkeys(_cpu(record.machine) for record in of_seeds)
+    return ", ".join((_range(dates), *commits, *cpus))
+
+
+def _cpu(machine: str) -> str:
+    """Returns "Intel Xeon" of "2 cores of Intel(R) Xeon(R) Processor, Python 3.11.7"."""
+    cpu = machine.partition(",")[0].rpartition(" of ")[2]
+    return cpu.replace("(R)", "").removesuffix(" Processor")
 
 
 def _shown_interval(found: statistics.Interval) -> str:
