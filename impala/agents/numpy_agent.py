@@ -103,8 +103,6 @@ class NumPyAgent:
         cores = [network.core for network in networks if network.core is not None]
         return tuple(core.initial_state(batch_size) for core in cores)
 
-    # What overflows becomes infinite, as in TensorFlow: the learner refuses it.
-    @np.errstate(all="ignore")
     def step(
         self, timestep: TimeStep, core_state: Nest, random: Random
     ) -> tuple[AgentOutput, Nest]:
@@ -118,6 +116,14 @@ class NumPyAgent:
         Returns:
           What to do, [B, ...], and the core state after it.
         """
+        # What overflows becomes infinite, as in TensorFlow: the learner refuses it. Not as a
+        # decorator, which threads would share before NumPy 2.
+        with np.errstate(all="ignore"):
+            return self._step(timestep, core_state, random)
+
+    def _step(
+        self, timestep: TimeStep, core_state: Nest, random: Random
+    ) -> tuple[AgentOutput, Nest]:
         observation = timestep.observation
         main = observation["observation"] if self._is_wrapped else observation
         before: list[Any] = list(core_state)
