@@ -317,6 +317,18 @@ _ALL = (
         evaluation=_SAMPLED,
     ),
     Experiment(
+        name="atari-5m",
+        question="What does the preset atari come to beside Sample Factory's own settings?",
+        arms={
+            game.lower(): (
+                *("atari", "--environment.id", f"ALE/{game}-v5", "--total-frames", "5_000_000"),
+            )
+            for game in _GAMES[:2]
+        },
+        seeds=(101,),
+        evaluation=_SAMPLED,
+    ),
+    Experiment(
         name="atari-multi",
         question="Does one agent play six games as well as the specialist of each?",
         arms={
