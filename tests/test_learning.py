@@ -91,8 +91,8 @@ def _bandit(tmp_path: pathlib.Path, preset: str, seed: int, *flags: object) -> M
 @pytest.mark.parametrize(
     ("preset", "problem", "most"),
     [
-        ("bandit", "DependentEasy", 1.0),
-        ("bandit", "DependentUniform", 2.0),
+        ("bandit", "DependentEasy", 1.3),
+        ("bandit", "DependentUniform", 2.3),
         ("bandit", "DependentMedium", 2.0),
         ("bandit-independent", "Independent", 2.4),
     ],
