@@ -1,5 +1,6 @@
 """Rows: what was written is what is read, on the host and on a device, for any nest and dtype."""
 
+import functools
 from typing import Any
 
 import messages
@@ -66,8 +67,10 @@ def test_rows_hold_any_unroll(observation: list[ArraySpec], states: list[ArraySp
     part = layout.empty(2)
     layout.write(unroll, slice(1, 3), part)
     np.testing.assert_array_equal(part, rows[1:3])  # gaps too: they go to the disk
-    on_device = tf.function(lambda x: devices.unpack(layout, x), autograph=False)(rows)
-    tree.map_structure(np.testing.assert_array_equal, on_device, unroll)
+    for device in ("CPU:0", "GPU:0"):  # what it does for a GPU a CPU can do
+        unpack = functools.partial(devices.unpack, layout, device=device)
+        on_device = tf.function(unpack, autograph=False)(rows)
+        tree.map_structure(np.testing.assert_array_equal, on_device, unroll)
 
 
 def numbered() -> Unroll:
@@ -80,7 +83,7 @@ def numbered() -> Unroll:
 def test_xla_unpacks_rows() -> None:
     layout = Layout(messages.spec())
     unpack = tf.function(
-        lambda rows: devices.unpack(layout, rows), autograph=False, jit_compile=True
+        lambda rows: devices.unpack(layout, rows, "GPU:0"), autograph=False, jit_compile=True
     )
     tree.map_structure(np.testing.assert_array_equal, unpack(layout.rows(numbered())), numbered())
 
@@ -89,7 +92,7 @@ def test_placed_rows_are_the_batch() -> None:
     layout = Layout(messages.spec())
     rows = layout.rows(numbered())
     placed = Replicas().place(layout, rows, "CPU:0")
-    unroll = devices.unpack(placed.layout, placed.rows)
+    unroll = devices.unpack(placed.layout, placed.rows, "CPU:0")
     tree.map_structure(np.testing.assert_array_equal, unroll, numbered())
     rows[:] = 7
     np.testing.assert_array_equal(placed.rows, rows)  # nothing was copied, on a CPU
@@ -100,7 +103,7 @@ def test_a_gpu_has_kernels_for_what_unpacks_rows() -> None:
     """Otherwise TensorFlow would copy each batch to the host and back, and say nothing."""
     layout = Layout(messages.spec())
     spec = tf.TensorSpec([6, layout.row_bytes], tf.uint8)
-    traced = tf.function(lambda rows: devices.unpack(layout, rows), autograph=False)
+    traced = tf.function(lambda rows: devices.unpack(layout, rows, "GPU:0"), autograph=False)
     operations = traced.get_concrete_function(spec).graph.get_operations()
     for operation in operations:
         if operation.type in ("Placeholder", "Const"):

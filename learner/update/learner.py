@@ -299,7 +299,7 @@ class Learner:
     ) -> tuple[tf.Tensor, Mapping[str, tf.Tensor], Sequence[tf.Tensor]]:
         is_replay, weights = tf.cast(numbers[:, 0], tf.bool), numbers[:, 1]
         learning_rate, progress = numbers[0, 2], numbers[0, 3]
-        batch = Batch(devices.unpack(layout, rows), is_replay)
+        batch = Batch(devices.unpack(layout, rows, self.device), is_replay)
         output, loss, gradients = self._of_part(batch, weights, progress)
         terms = {f"loss/{name}": tf.reduce_sum(weights * x) for name, x in output.terms.items()}
         sums = {name: tf.reduce_sum(weights * x) for name, x in output.sums.items()}
