@@ -138,6 +138,27 @@ def test_a_trial_is_where_the_sweep_was_started(
         assert pathlib.Path.cwd() == tmp_path
 
 
+def test_a_member_that_copies_one_at_its_end_is_at_its_end(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A learner would refuse its changed settings, with which nothing would be learned."""
+    pytest.importorskip("ray")
+    from impala.sweeps import trial
+
+    monkeypatch.setattr(trial.Trial, "trial_id", "b")
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    (copied / "origin").write_text("a 1")
+    row = {"frames": 9_000, "seconds": 1, "progress": 1.0, "episode/Catch/return_recent": 0.5}
+    (copied / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    member = object.__new__(trial.Trial)
+    settings = {"optimiser.learning_rate": 0.1}
+    member.setup(settings, description.parse(made()), str(tmp_path / "out"), str(tmp_path))
+    member.load_checkpoint(str(copied))
+    ended = {"score": 0.5, "frames": 9_000, "copied": "a", "is_whole": True, "done": True}
+    assert member.step() == ended
+
+
 # Scores.
 
 

@@ -72,9 +72,11 @@ class Trial(tune.Trainable):
         """
         if self._run is None:
             self._seen = _size(self._directory)  # of before it was stopped, or has copied another
-            self._run = _Run(self._sweep, self._settings, self._directory)
+            if not _has_finished(self._directory):  # as a member may have that was copied
+                self._run = _Run(self._sweep, self._settings, self._directory)
         while True:
-            is_over = self._run.wait(_POLL_SECONDS)  # before reading, so that its last row is read
+            # Before reading, so that its last row is read.
+            is_over = self._run is None or self._run.wait(_POLL_SECONDS)
             if (size := _size(self._directory)) == self._seen and not is_over:
                 continue
             self._seen, told = size, rows.read(self._directory)
@@ -206,6 +208,12 @@ def _read(file: pathlib.Path) -> str:
 def _size(logdir: pathlib.Path) -> int:
     """Returns the bytes of telemetry."""
     return sum(path.stat().st_size for path in logdir.glob("metrics*.jsonl"))
+
+
+def _has_finished(logdir: pathlib.Path) -> bool:
+    """Returns whether telemetry has the end of the run, after which nothing is learned."""
+    told = rows.read(logdir)
+    return bool(told) and told[-1].get("progress", 0.0) >= 1.0
 
 
 def trial_directory(output: pathlib.Path, trial: str) -> pathlib.Path:
