@@ -270,12 +270,12 @@ _IMPACT_PENDULUM = (
 _GAMES = ("Pong", "Breakout", "SpaceInvaders", "Seaquest", "Qbert", "BeamRider")
 
 
+_STICKY = ("--environment.atari.sticky-actions", "0.25")
+
+
 def _atari_game(game: str, *flags: str) -> Sequence[str]:
     """Returns arguments for the preset atari on a game of the six."""
-    return (
-        *("atari", "--environment.id", f"ALE/{game}-v5"),
-        *("--environment.atari.sticky-actions", "0.25", "--total-frames", "5_000_000", *flags),
-    )
+    return ("atari", "--environment.id", f"ALE/{game}-v5", "--total-frames", "5_000_000", *flags)
 
 
 _ALL = (
@@ -312,19 +312,14 @@ _ALL = (
     Experiment(
         name="atari-games",
         question="What does the preset atari come to on six games after 5M frames, tuned on none?",
-        arms={game.lower(): _atari_game(game) for game in _GAMES},
+        arms={game.lower(): _atari_game(game, *_STICKY) for game in _GAMES},
         seeds=(101, 102),
         evaluation=_SAMPLED,
     ),
     Experiment(
         name="atari-5m",
         question="What does the preset atari come to beside Sample Factory's own settings?",
-        arms={
-            game.lower(): (
-                *("atari", "--environment.id", f"ALE/{game}-v5", "--total-frames", "5_000_000"),
-            )
-            for game in _GAMES[:2]
-        },
+        arms={game.lower(): _atari_game(game) for game in _GAMES[:2]},
         seeds=(101,),
         evaluation=_SAMPLED,
     ),
@@ -350,6 +345,7 @@ _ALL = (
         arms={
             game.lower(): _atari_game(
                 game,
+                *_STICKY,
                 *("--impala.entropy-target", "0.8", "--impala.entropy-target-end", "0.25"),
                 *("--impala.entropy-anneal", "0.4"),
             )

@@ -72,7 +72,7 @@ class Trial(tune.Trainable):
         """
         if self._run is None:
             self._seen = _size(self._directory)  # of before it was stopped, or has copied another
-            if not _has_finished(self._directory):  # as a member may have that was copied
+            if not _has_finished(self._directory):  # it may have copied a finished trial
                 self._run = _Run(self._sweep, self._settings, self._directory)
         while True:
             # Before reading, so that its last row is read.
