@@ -33,7 +33,7 @@ class StepType(enum.IntEnum):
 class TimeStep(NamedTuple):
     """The output of an environment, one row per environment."""
 
-    observation: Nest  # [...] as the environment gave it; single frames, uint8, never float
+    observation: Nest  # [...] as the environment gave it, of its dtype; single frames
     reward: Array  # [...] float32, raw: clipping and scaling belong to the learner
     discount: Array  # [...] float32, 0 on termination or life loss, else 1 (also at a time limit)
     step_type: Array  # [...] int8, a StepType
@@ -94,7 +94,7 @@ class Parameters(NamedTuple):
 
     incarnation: int  # of the learner's start; if it differs, pull regardless of the version
     version: int  # number of updates they contain
-    progress: float  # share of the run done, 0 to 1; for annealed exploration
+    progress: float  # share of the run done, 0 to 1
     frames: int  # environment frames learned from when they were published
     values: Sequence[np.ndarray]  # agent.variables, in order
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +13,9 @@ from test_agent import VECTOR, assert_close, experience, wrapped
 from test_learner_run import B, Scene, Scripted, T
 
 from impala.agents.normaliser import Moments, Normaliser, merged
-from impala.config.schema import AgentConfig, EnvironmentConfig
+from impala.algorithms.impact import Impact
+from impala.algorithms.q_learning import QLearning
+from impala.config.schema import AgentConfig, Config, EnvironmentConfig
 from impala.parts import build
 from impala.types import StepType
 from learner.data.mix import Prepared
@@ -86,6 +89,25 @@ def test_the_network_sees_normalised_observations(stack: int) -> None:
         for each, shown in ((plain, normal), (agent, steps))
     )
     assert_close(output, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"), [("q_learning", "epsilon_greedy"), ("impact", "stochastic")]
+)
+def test_a_target_network_sees_them_by_the_statistics_of_now(name: str, policy: Any) -> None:
+    config = AgentConfig(hidden_sizes=(8,), policy=policy, normalise_observations=True)
+    agent = build.agent(config, VECTOR, CHOICE)
+    algorithm = build.algorithm(name, Config(agent=config), agent)
+    assert isinstance(algorithm, QLearning | Impact) and agent.normaliser is not None
+    steps = experience(VECTOR)
+    agent.normaliser.update([agent.normaliser.moments(steps.observation + np.float32(3.0))])
+
+    expected, found = (
+        each.unroll(steps, each.initial_state(steps.reward.shape[1]))[0]
+        for each in (agent, algorithm._target)
+    )
+
+    tree.map_structure(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.fixture

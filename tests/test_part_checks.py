@@ -32,6 +32,7 @@ from learner.update.output_judge import blank
 
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (6, 5), np.uint8)
+CHANNELS_FIRST = gym.spaces.Box(0, 255, (3, 7, 6), np.uint8)
 NEST = gym.spaces.Dict({"a": VECTOR, "b": gym.spaces.Discrete(4, start=100)})
 LARGE = gym.spaces.Box(-3e38, 3e38, (3,), np.float32)
 
@@ -54,6 +55,11 @@ class OfImages(Linear):
         return self._linear(snt.flatten(inputs))
 
 
+class Convolving(OfImages):
+    def __call__(self, inputs: Any) -> tf.Tensor:
+        return super().__call__(tf.nn.conv2d(inputs, tf.ones([5, 5, 3, 1]), 1, "VALID"))
+
+
 class OfNests(Linear):
     sees = "observation"
 
@@ -73,7 +79,10 @@ class Means(Linear):
 
 @pytest.mark.parametrize(
     ("torso", "space"),
-    [(Linear, VECTOR), (Linear, NEST), (OfImages, IMAGE), (OfNests, NEST), (Linear, LARGE)],
+    [
+        *((Linear, VECTOR), (Linear, NEST), (Linear, LARGE)),
+        *((OfImages, IMAGE), (Convolving, CHANNELS_FIRST), (OfNests, NEST)),
+    ],
 )
 def test_a_torso_of_each_kind_passes(torso: type[Torso], space: gym.Space) -> None:
     checks.check_torso("mine:Torso", torso(), space)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from impala.agents.agent import Agent
+from impala.agents.distributions import EpsilonGreedy
 from impala.algorithms.q_learning import QLearning
 from impala.config import rules, values
 from impala.config.presets import PRESETS
@@ -230,7 +231,10 @@ def test_a_checkpoint_of_the_same_phase_must_fit_as_a_whole() -> None:
 
 
 def test_a_target_network_begins_as_the_agent_that_was_restored(tmp_path: pathlib.Path) -> None:
-    """Given the checkpoint of a critic in a run that is to go on with Q-learning."""
+    """Given the checkpoint of a critic in a run that is to go on with Q-learning.
+
+    Its exploration is another: epsilon falls from 1 again.
+    """
     config = dataclasses.replace(
         Config(algorithm="critic"), agent=AgentConfig(hidden_sizes=(8,), policy="epsilon_greedy")
     )
@@ -247,4 +251,22 @@ def test_a_target_network_begins_as_the_agent_that_was_restored(tmp_path: pathli
 
     assert isinstance(learner._algorithm, QLearning)
     for agent in (learner._algorithm.agent, learner._algorithm._target):
-        assert all((variable.numpy() == 3.0).all() for variable in agent.variables)
+        assert all((variable.numpy() == 3.0).all() for variable in agent.trainable_variables)
+    assert isinstance(learner._algorithm.agent.distribution, EpsilonGreedy)
+    assert learner._algorithm.agent.distribution.progress.numpy() == 0.0
+
+
+def test_epsilon_falls_from_1_in_each_phase_and_goes_on_in_a_run_that_resumes() -> None:
+    agent = _agent(AgentConfig(hidden_sizes=(8,), policy="epsilon_greedy"))
+    config = dataclasses.replace(_config(), algorithm="q_learning")
+    assert isinstance(agent.distribution, EpsilonGreedy)
+    agent.distribution.progress.assign(0.75)  # of the phase before, or of another run's agent
+
+    learner = Phases(config, agent).learner_at(Counters())
+
+    assert agent.distribution.progress.numpy() == 0.0
+    agent.distribution.progress.assign(0.5)
+    saved = _checkpoint(learner, config)
+    agent.distribution.progress.assign(0.0)
+    learner.restore(saved)
+    assert agent.distribution.progress.numpy() == 0.5

@@ -175,7 +175,7 @@ def fitting(name: str, space: gym.Space) -> str:
     is_table = len(space.shape) == 2 and not _is_unsigned(space)
     if len(space.shape) not in (2, 3) or is_table:
         return "mlp"
-    size = min(space.shape[1:] if has_channels_first(space) else space.shape[:2])
+    size = min(as_channels_last(space).shape[:2])
     return "shallow" if size >= _LARGE else "small" if size >= Small.smallest else "mlp"
 
 
@@ -199,8 +199,7 @@ class FrameStack(snt.Module):
                 f"not {space}. Set frame_stack to 1."
             )
         self._moves_channels = has_channels_first(space)
-        if self._moves_channels:
-            space = _channels_last(space)
+        space = as_channels_last(space)
         self._size = size
         self._is_wrapped = is_wrapped(observation_space)
         # Frames [H, W] get a channel axis to be stacked on.
@@ -326,8 +325,10 @@ def has_channels_first(space: gym.Space) -> TypeGuard[gym.spaces.Box]:
     return channels in _CHANNELS and width not in _CHANNELS
 
 
-def _channels_last(space: gym.spaces.Box) -> gym.spaces.Box:
-    """Returns the space of the same images as [H, W, C]."""
+def as_channels_last(space: gym.spaces.Box) -> gym.spaces.Box:
+    """Returns the space of the same images as [H, W, C], as torsos see them."""
+    if not has_channels_first(space):
+        return space
     low, high = (np.moveaxis(bound, 0, -1) for bound in (space.low, space.high))
     return gym.spaces.Box(low, high, dtype=space.dtype.type)
 
@@ -407,9 +408,7 @@ def _check_image(space: gym.Space, torso: Torso) -> None:
             f"The {name} torso sees images [height, width] or [height, width, channels], not "
             f"{space}. Set torso to auto."
         )
-    if has_channels_first(space):
-        space = _channels_last(space)
-    height, width = space.shape[:2]
+    height, width = as_channels_last(space).shape[:2]
     if min(height, width) < smallest:
         raise ValueError(
             f"The {name} torso needs images of {smallest}x{smallest} pixels or more, not "

@@ -1,6 +1,7 @@
 """The interface of algorithms."""
 
 import abc
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -180,6 +181,11 @@ class Algorithm(snt.Module, abc.ABC):
           before: what had been counted at the last call, or at the start of the phase.
           after: what has been counted now.
         """
+
+
+def target_of(agent: Agent) -> Agent:
+    """Returns a copy of an agent, which normalises observations by the agent's statistics."""
+    return copy.deepcopy(agent, {id(agent.normaliser): agent.normaliser})
 
 
 def copy_if(is_due: tf.Tensor, source: snt.Module, target: snt.Module) -> None:

@@ -4,7 +4,6 @@ Luo et al. 2020, "IMPACT: Importance Weighted Asynchronous Architectures with Cl
 Networks", arXiv 1912.00167, section 3.
 """
 
-import copy
 import math
 
 import tensorflow as tf
@@ -12,7 +11,7 @@ import tensorflow as tf
 import vtrace
 from impala.agents.agent import Agent
 from impala.algorithms import losses
-from impala.algorithms.base import LossOutput, Sums, Term, copy_if
+from impala.algorithms.base import LossOutput, Sums, Term, copy_if, target_of
 from impala.algorithms.policy_gradient import PolicyGradient
 from impala.config import demands
 from impala.config.schema import ImpactConfig, ObjectiveConfig
@@ -44,7 +43,7 @@ class Impact(PolicyGradient):
         name: str | None = None,
     ) -> None:
         super().__init__(agent, objective, config, name=name)
-        self._target = copy.deepcopy(agent)
+        self._target = target_of(agent)
         self._updates = tf.Variable(0, trainable=False, dtype=tf.int64, name="updates")
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:

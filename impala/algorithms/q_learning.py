@@ -4,7 +4,6 @@ Mnih et al. 2016, arXiv 1602.01783, section 4 and supplement 8, with one learner
 asynchronous gradients; double Q-learning: van Hasselt et al. 2016, arXiv 1509.06461.
 """
 
-import copy
 import math
 from collections.abc import Sequence
 
@@ -13,7 +12,7 @@ import tensorflow as tf
 from impala.agents.agent import Agent
 from impala.agents.distributions import EpsilonGreedy
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput, Played, Sums, Term, copy_if
+from impala.algorithms.base import Algorithm, LossOutput, Played, Sums, Term, copy_if, target_of
 from impala.config import demands
 from impala.config.schema import ObjectiveConfig, QLearningConfig
 from impala.types import Batch
@@ -43,7 +42,7 @@ class QLearning(Algorithm):
                 "epsilon_greedy."
             )
         self._policy = agent.distribution
-        self._target = copy.deepcopy(agent)
+        self._target = target_of(agent)
         self._updates = tf.Variable(0, trainable=False, dtype=tf.int64, name="updates")
 
     @property

@@ -120,7 +120,7 @@ def check(config: Config) -> None:
         if config.replay.burn_in and not demands.burns_in:
             raise OptionError(
                 f"replay.burn_in is {config.replay.burn_in}, but {name} does not leave these steps "
-                "out of its loss. Set it to 0, or learn with impala, impact or q_learning."
+                "out of its loss. Set it to 0, or learn with impala, impact, critic or q_learning."
             )
 
 

@@ -324,7 +324,7 @@ _ATARI_Q = Config(
     ),
     mix=MixConfig(fresh=8),
     learner=LearnerConfig(unroll_length=5, queue_unrolls=16, max_in_flight=1, bfloat16=True),
-    actor=ActorConfig(num_envs=16, num_groups=1, env_threads=2),
+    actor=ActorConfig(num_envs=16, num_groups=1),
     total_frames=10_000_000,
 )
 

@@ -378,7 +378,7 @@ class CriticConfig:
     trains: Literal["all", "baseline"] = "all"
     """all: every variable that the baseline is computed from, so that a torso which it shares moves
     the policy too; baseline: those that serve the baseline alone (with a shared torso, one linear
-    layer), and the policy does not change."""
+    layer), and the policy does not change, but for statistics of normalised observations."""
     baseline_cost: Cost = 1.0
     """Weight of 0.5 (return - V)^2."""
 
@@ -616,7 +616,7 @@ class ActorConfig:
     num_groups: Annotated[int, Range(1, 8)] = 2
     """Groups of environments: while one steps, the network acts for another. Divides num_envs."""
     env_threads: Positive = 1
-    """ALE threads per group."""
+    """ALE threads per group; with environment.atari.frame_skip_most each game has its own."""
     hang_seconds: Annotated[float, Range(1.0, 86400.0)] = 600.0
     """Seconds that an unroll, or a step of an evaluator, may take. Beyond that an environment
     hangs: the actor logs where, and ends. Of an environment in its own process

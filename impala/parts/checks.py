@@ -16,7 +16,7 @@ import tensorflow as tf
 import tree
 
 from impala.agents.cores import Core
-from impala.agents.observation import as_vector
+from impala.agents.observation import as_channels_last, as_vector
 from impala.agents.torsos import Torso
 from impala.algorithms.base import Algorithm, LossOutput
 from impala.environments.spaces import main_space
@@ -192,8 +192,9 @@ def _inputs(name: str, torso: Torso, observation_space: gym.Space) -> Nest:
     space = copy.deepcopy(main_space(observation_space))
     space.seed(0)
     if torso.sees == "image":
-        assert space.shape is not None  # as Features has checked
-        shape = (2, *space.shape, 1)[: max(4, 1 + len(space.shape))]
+        assert isinstance(space, gym.spaces.Box)  # as Features has checked
+        own = as_channels_last(space).shape
+        shape = (2, *own, 1)[: max(4, 1 + len(own))]
         return tf.constant(np.random.default_rng(0).random(shape), tf.float32)
     drawn = space.sample(), space.sample()
     observation = tree.map_structure(lambda *leaves: tf.constant(_small(np.stack(leaves))), *drawn)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from impala.agents.distributions import EpsilonGreedy
 from impala.agents.normaliser import Normaliser
 from impala.algorithms import burn_in
 from impala.algorithms.base import Algorithm, LossOutput, Played, Sums
@@ -90,6 +91,7 @@ class Learner:
         self._metrics: Sequence[str] = ()  # their names, known once an update is traced
         self.last_good: Batch | None = None  # to try the variables on after a bad batch
         self.counters = counters
+        self._begin_exploration()
 
     @property
     def phase_progress(self) -> float:
@@ -247,6 +249,8 @@ class Learner:
                 named_variables.of_agent(variables),
             )
         named_variables.assign(values, variables)
+        if saved.algorithm != self.phase.algorithm:
+            self._begin_exploration()
         self.counters = saved.counters
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
@@ -266,6 +270,12 @@ class Learner:
         counters = self.counters
         self.restore(saved)
         self.counters = counters._replace(updates=counters.updates + 1)
+
+    def _begin_exploration(self) -> None:
+        """Lets an epsilon fall from 1: the agent's may be of another phase or run."""
+        distribution = self._algorithm.agent.distribution
+        if isinstance(distribution, EpsilonGreedy):
+            distribution.progress.assign(0.0)
 
     def _scoped(self, named: Mapping[str, T]) -> dict[str, T]:
         return {self._algorithm.scope + name: value for name, value in named.items()}
