@@ -494,7 +494,7 @@ def _demonstrations(
     if not plan.phases.begin_with_demonstrations:
         return None
     phase = 1
-    if _resumes(options):
+    if group.is_first and _resumes(options):
         phase = plan.phases.number(checkpoint.load(options.logdir).counters)
     if group.of_first(phase) > 1:
         return None

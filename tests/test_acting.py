@@ -4,9 +4,11 @@ import asyncio
 import functools
 import hashlib
 import math
+import pathlib
 from typing import Any
 
 import gymnasium as gym
+import messages
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -20,6 +22,7 @@ from impala.environments.spaces import ACTION_MASK, Spaces
 from impala.parts import build
 from impala.play import onnx_model, policy_graph
 from impala.types import TimeStep
+from learner.fleet.refusals import NotOffered, Unavailable
 from learner.service.executable import ExecutablePolicy
 
 
@@ -240,6 +243,30 @@ def test_variables_that_cannot_be_replaced_are_named() -> None:
     agent._policy_head = lambda x: x @ read() + head.b
     with pytest.raises(ValueError, match="variables agent/policy/w"):
         ActingStep(agent, spaces).trace()
+
+
+def test_a_graph_that_was_not_made_for_lack_of_memory_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a process that is killed, then one that makes the graph; and one that cannot make it ...
+    policy = ExecutablePolicy(Config(), messages.SPACES)
+    ends = [(-9, "Its process was killed."), (0, "")]
+
+    def run(request: bytes, output: pathlib.Path) -> tuple[int, str]:
+        output.write_bytes(b"graph")
+        return ends.pop(0)
+
+    monkeypatch.setattr(policy, "_run", run)
+    with pytest.raises(Unavailable, match=r"was killed\. Ask for it again later"):
+        asyncio.run(policy.get())
+    assert asyncio.run(policy.get()).onnx == b"graph"
+    refusing = ExecutablePolicy(Config(), messages.SPACES)
+    ends.append((1, "ImportError: no onnx"))
+    monkeypatch.setattr(refusing, "_run", run)
+    # ... then it is not tried again.
+    for _ in range(2):
+        with pytest.raises(NotOffered, match="no onnx It was tried at the learner"):
+            asyncio.run(refusing.get())
 
 
 @pytest.mark.slow

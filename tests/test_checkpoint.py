@@ -394,6 +394,15 @@ def test_the_best_may_be_replaced_while_it_is_read(
     assert len(seen) == 2
 
 
+def test_of_two_best_ones_the_newer_is_read(tmp_path: pathlib.Path) -> None:
+    """Given a learner that was killed before it deleted the older one."""
+    older = checkpoint.save(tmp_path, _checkpoint(1), keep=1, kind="best")
+    shutil.copytree(older, tmp_path / "kept")
+    checkpoint.save(tmp_path, _checkpoint(2), keep=1, kind="best")
+    (tmp_path / "kept").rename(older)
+    assert checkpoint.choose(tmp_path, "best").counters.updates == 2
+
+
 def test_a_damaged_checkpoint_that_was_named_is_an_error(tmp_path: pathlib.Path) -> None:
     checkpoint.save(tmp_path, _checkpoint(10), keep=3)
     best = checkpoint.save(tmp_path, _checkpoint(10), keep=1, kind="best")

@@ -9,6 +9,7 @@ import contextlib
 import heapq
 import json
 import random
+import time
 from collections import Counter
 from typing import Any
 
@@ -475,6 +476,21 @@ def test_what_has_no_permit_is_dropped_and_counted() -> None:
         totals = learner.accounts.totals()
         assert totals.received == 5 * 4
         assert (totals.learned, totals.dropped, totals.queued) == (8, {LAPSED: 12}, 0)
+    finally:
+        learner.mix.close()
+
+
+def test_an_actor_that_waits_for_its_turn_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(1, exact=False)
+    try:
+        caller = Caller(learner.service, "a")
+        while caller.ask(8).HasField("permit"):
+            pass
+        roster, now = learner.service._records.roster, time.monotonic()
+        monkeypatch.setattr(roster, "_clock", lambda: now + 61.0)
+        assert roster.actors() == (0, 1)  # silent
+        assert not caller.ask(8).HasField("permit")
+        assert roster.actors() == (1, 0)
     finally:
         learner.mix.close()
 

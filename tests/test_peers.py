@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from impala.config.schema import MixConfig, ReplayConfig
 from impala.config.values import OptionError
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, Counters
-from learner import peer_config
+from learner import peer_config, run
 from learner.update import checkpoints
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -89,6 +90,18 @@ def test_peers_keep_the_accounts_the_first_resumes_from(
     # A first peer that has lost everything costs the others nothing.
     assert checkpoints._at_most(Counters(), tmp_path) is None
     assert len(checkpoint.of_kind(tmp_path, "checkpoints")) == 2
+
+
+def test_which_phase_a_run_is_in_is_told_by_the_first_peer_alone(tmp_path: pathlib.Path) -> None:
+    """Given a peer whose only checkpoint is damaged, in a run past its demonstrations."""
+    made = Checkpoint(CATCH, Counters(9), {"agent/000/w:0": np.zeros(3)}, accounts={})
+    saved = checkpoint.save(tmp_path, made, keep=2)
+    (saved / "variables.npz").write_bytes(b"damaged")
+    phases: Any = SimpleNamespace(begin_with_demonstrations=True)
+    group: Any = SimpleNamespace(is_first=False, of_first=lambda phase: 2)
+    options = run.Options(logdir=tmp_path, listen="127.0.0.1:0")
+    plan: Any = SimpleNamespace(phases=phases)
+    assert run._demonstrations(CATCH, options, plan, group) is None
 
 
 # Whole runs.

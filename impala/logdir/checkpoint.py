@@ -327,7 +327,7 @@ def _named(directory: pathlib.Path, text: str) -> list[pathlib.Path]:
     if text != "best" and not text.isdecimal():
         return [path for path in (pathlib.Path(text), directory / text) if _is_one(path)]
     if text == "best":
-        return of_kind(directory, "best")
+        return of_kind(directory, "best")[::-1]  # the older one may not have been deleted
     there = [path for root in _ROOTS for path in of_kind(directory, root)]
     return [path for path in there if _order(path)[1] == int(text)]
 

@@ -20,7 +20,7 @@ from impala.config.schema import Config
 from impala.environments import spaces
 from impala.environments.spaces import Spaces
 from impala.parts import sections
-from learner.fleet.refusals import NotOffered
+from learner.fleet.refusals import NotOffered, Unavailable
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ class ExecutablePolicy:
         self._config = config
         self._spaces = played
         self._making: asyncio.Future[Executable] | None = None
+        self._unmade = ""  # why there is none; an exception that is raised again would grow
         # Not the loop's own threads, for which it would wait at its end.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="executable")
         self._lock = threading.Lock()
@@ -58,11 +59,18 @@ class ExecutablePolicy:
 
         Raises:
           NotOffered: there is none.
+          Unavailable: it could not be made this time.
         """
+        if self._unmade:
+            raise NotOffered(self._unmade)
         if self._making is None:
             self._making = asyncio.get_running_loop().run_in_executor(self._thread, self._made)
-            self._making.add_done_callback(lambda made: made.cancelled() or made.exception())
+            self._making.add_done_callback(self._forget_failure)
         return await asyncio.shield(self._making)  # the other callers wait on
+
+    def _forget_failure(self, made: asyncio.Future[Executable]) -> None:
+        if made.cancelled() or made.exception() is not None:
+            self._making = None
 
     def close(self) -> None:
         """Ends the process."""
@@ -91,10 +99,13 @@ class ExecutablePolicy:
                 return made
             why = output.read_text("utf-8") if status == _REFUSED else said
         _log.warning("There is no executable policy: %s", why)
-        raise NotOffered(
+        if status < 0:  # killed, such as for its memory: another time it may be made
+            raise Unavailable(f"The executable policy was not made. {why} Ask for it again later.")
+        self._unmade = (
             f"This learner has no executable policy. {why} It was tried at the learner: mend that "
             "there and start it again, or act with parameters, as other actors do."
         )
+        raise NotOffered(self._unmade)
 
     def _run(self, request: bytes, output: pathlib.Path) -> tuple[int, str]:
         """Returns the process's status, and what it said last."""

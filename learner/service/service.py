@@ -380,8 +380,8 @@ class LearnerService:
         pacing, key = self._pacing, (request.actor, request.incarnation)
         if not self._records.accounts.may_send(*key):
             return None  # an actor that is unknown has to join first, as its stream will tell
-        if pacing is None:  # then the name is a sign of life
-            self._records.roster.heard(request.actor, "actor")
+        self._records.roster.heard(request.actor, "actor")  # the name is a sign of life
+        if pacing is None:
             return None
         if not request.round:
             pacing.heard(key)
