@@ -13,6 +13,7 @@ _log = logging.getLogger(__name__)
 
 _ACTOR = (*IMPALA, "actor")
 _BACKOFF = Backoff(1.0, 30.0)
+_GRACE_SECONDS = 15.0  # from the signal to SIGKILL
 _WRONG_USAGE = 2  # exit status
 
 
@@ -21,13 +22,12 @@ def run_fleet(
     argv: Sequence[str],
     *,
     command: Sequence[str] = _ACTOR,
-    grace_seconds: float = 15.0,
     backoff: Backoff = _BACKOFF,
     give_up_after: int = 0,
 ) -> int:
     """Runs actors until each has ended by itself or a signal has ended them all.
 
-    SIGTERM, SIGINT and SIGHUP are passed on, and the actors have `grace_seconds` to drain. A failed
+    SIGTERM, SIGINT and SIGHUP are passed on, and the actors have 15 seconds to drain. A failed
     actor is restarted, with exponential back-off, unless all of them fail:
     so many times, or because the command line is wrong.
 
@@ -35,7 +35,6 @@ def run_fleet(
       num_actors: number of processes.
       argv: arguments of `impala actor`, without --num-actors and --index.
       command: the command that starts an actor.
-      grace_seconds: time from the signal to SIGKILL.
       backoff: pauses before restarts.
       give_up_after: end once each actor has failed so many times in a row; 0: never.
 
@@ -47,7 +46,7 @@ def run_fleet(
         raise ValueError(f"num_actors is {num_actors}, it must be at least 1")
     status = 0
     with Supervisor(
-        grace_seconds=grace_seconds,
+        grace_seconds=_GRACE_SECONDS,
         backoff=backoff,
         max_failures=sys.maxsize,
     ) as supervisor:

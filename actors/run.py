@@ -66,8 +66,6 @@ class Options:
     failures: pathlib.Path | None = None
     """File to which a line is added for each failure of an environment, and for the exception that
     ends the actor."""
-    threads: int = 1
-    """Number of threads for TensorFlow's operations."""
     bfloat16: bool = False
     """Compute the torso of an actor in bfloat16 if that is faster on this CPU."""
     share_pulls: bool = False
@@ -131,7 +129,7 @@ def _set_up(learner: str, options: Options) -> "Callable[..., LearnerClient | Ev
     """Configures this process. Returns what makes a client, given its incarnation."""
     process.tune_malloc()
     process.hide_gpus()
-    process.set_threads(intra_op=options.threads)
+    process.set_threads(intra_op=1)
     if options.bfloat16 and options.role == "actor":
         process.use_bfloat16()
     from actors import client as wire

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from impala.agents.compiled import Flat, missing_names
+from impala.agents.compiled import Flat
 from impala.types import Nest
 
 
@@ -72,13 +72,6 @@ def test_what_xla_cannot_compile_goes_on_without(caplog: pytest.LogCaptureFixtur
         assert flat(np.array([12.0], np.float32)).numpy().tolist() == [9]
         _wait_for_xla()
     assert "XLA cannot compile" in caplog.text
-
-
-def test_this_tensorflow_has_the_private_names_that_are_used() -> None:
-    assert missing_names() == [], (
-        f"TensorFlow {tf.__version__} has moved private names: "
-        "change impala/agents/compiled.py, or lower the bound of tensorflow in pyproject.toml."
-    )
 
 
 def test_run_eagerly_a_debugger_sees_numbers_in_it() -> None:

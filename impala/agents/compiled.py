@@ -2,13 +2,11 @@
 
 `tf.function` finds out in Python, in each call, whether it was traced for arguments like these.
 That takes half a millisecond or more for a batch, as long as the update of a small network. What
-avoids it is not part of TensorFlow's public interface: it stands here and nowhere else, and
-`missing_names` tells which of it a version of TensorFlow lacks.
+avoids it is not part of TensorFlow's public interface: it stands here and nowhere else.
 """
 
 import contextlib
 import functools
-import importlib
 import logging
 import threading
 import time
@@ -24,31 +22,6 @@ from impala.types import Nest
 Call = Callable[..., list[tf.Tensor]]
 
 _log = logging.getLogger(__name__)
-
-_PRIVATE_FUNCTIONS = (
-    ("tensorflow.python.eager.context", "context"),
-    ("tensorflow.python.framework.constant_op", "convert_to_eager_tensor"),
-)
-
-
-def missing_names() -> list[str]:
-    """Returns the private names used here that this TensorFlow lacks; it is used in no hot path."""
-    missing = []
-    for module, name in _PRIVATE_FUNCTIONS:
-        try:
-            getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError):
-            missing.append(f"{module}.{name}")
-    variable = tf.Variable(0.0)
-    traced = tf.function(variable.read_value, autograph=False).get_concrete_function()
-    used = (
-        (traced, "captured_inputs"),
-        (traced, "inference_fn"),
-        (getattr(traced, "inference_fn", None), "call_flat"),
-        (tf.constant(0.0), "_shape_tuple"),
-        (variable, "_read_variable_op"),
-    )
-    return missing + [f"{type(x).__name__}.{name}" for x, name in used if not hasattr(x, name)]
 
 
 def call_of(traced: tf.types.experimental.ConcreteFunction) -> Call:

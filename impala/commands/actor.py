@@ -10,7 +10,6 @@ from impala.config import values
 from impala.config.schema import Range
 from impala.parts.components import Allowed
 from impala.runtime import listen, process
-from impala.runtime.credentials import SecurityError
 from impala.runtime.logs import LogFormat, log_to_stderr
 from impala.runtime.security import ClientSecurity
 
@@ -101,29 +100,24 @@ def actor(command: Actor) -> int:
 
     index = command.index or 0
     name = command.name if command.index is None else f"{command.name}-{command.index}"
+    options = Options(
+        index=index,
+        name=name if command.name else None,
+        num_envs=command.num_envs or None,
+        render=command.render and index == 0,
+        when_finished=command.when_finished,
+        reconnect_timeout=command.reconnect_timeout or None,
+        role=command.role,
+        allow=Allowed(command.allow),
+        security=command.security,
+        metrics_listen=metrics_listen,
+        failures=command.failures,
+        bfloat16=command.bfloat16,
+        share_pulls=command.share_pulls,
+    )
     try:
-        options = Options(
-            index=index,
-            name=name if command.name else None,
-            num_envs=command.num_envs or None,
-            render=command.render and index == 0,
-            when_finished=command.when_finished,
-            reconnect_timeout=command.reconnect_timeout or None,
-            role=command.role,
-            allow=Allowed(command.allow),
-            security=command.security,
-            metrics_listen=metrics_listen,
-            failures=command.failures,
-            bfloat16=command.bfloat16,
-            share_pulls=command.share_pulls,
-        )
-        return run_actor(learners[index % len(learners)], options)
-    except SecurityError as error:
-        raise values.OptionError(str(error)) from error
-    except OSError as error:
-        if error.errno is None:  # an address of ours; others keep their traceback
-            raise values.OptionError(str(error)) from error
-        raise
+        with plainly():
+            return run_actor(learners[index % len(learners)], options)
     except LearnerError as error:
         print(f"impala: {error}", file=sys.stderr)
         return 1

@@ -73,7 +73,7 @@ def plainly() -> Iterator[None]:
     except SecurityError as error:
         raise values.OptionError(str(error)) from error
     except OSError as error:
-        if error.errno is not None:
+        if error.errno is not None:  # a full disk and its like, not an address
             raise
         raise values.OptionError(str(error)) from error
 

@@ -8,7 +8,6 @@ from impala.commands.flags import ADDRESS, STOPPED, RunFlags, WhenFinished, plai
 from impala.config import values
 from impala.config.schema import Range
 from impala.runtime import listen, process
-from impala.runtime.credentials import SecurityError
 from impala.runtime.logs import log_to_stderr
 from impala.runtime.meeting import PeerLost
 from impala.runtime.security import ServerSecurity
@@ -81,30 +80,27 @@ def _run(command: Learner) -> int:
     from impala.logdir.directory import LogDirectoryError, StorageError
     from learner.run import Options, run_learner
 
+    options = Options(
+        logdir=logdir,
+        listen=command.listen,
+        fresh=command.fresh,
+        empty_replay=command.empty_replay,
+        init_from=command.init_from,
+        when_finished=command.when_finished,
+        stopped_status=command.stopped_status,
+        own_actors=command.own_actors,
+        security=command.security,
+        health_listen=command.health_listen,
+        metrics_listen=command.metrics_listen,
+        rows_to_log=command.log_format == "json",
+        peers=addresses,
+        peer=peer,
+    )
     try:
-        options = Options(
-            logdir=logdir,
-            listen=command.listen,
-            fresh=command.fresh,
-            empty_replay=command.empty_replay,
-            init_from=command.init_from,
-            when_finished=command.when_finished,
-            stopped_status=command.stopped_status,
-            own_actors=command.own_actors,
-            security=command.security,
-            health_listen=command.health_listen,
-            metrics_listen=command.metrics_listen,
-            rows_to_log=command.log_format == "json",
-            peers=addresses,
-            peer=peer,
-        )
-        return run_learner(command.settings, options)
+        with plainly():
+            return run_learner(command.settings, options)
     except PeerLost as error:
         logging.getLogger(__name__).error("%s", error)
         return STOPPED
-    except (CheckpointError, LogDirectoryError, SecurityError, StorageError) as error:
+    except (CheckpointError, LogDirectoryError, StorageError) as error:
         raise values.OptionError(str(error)) from error
-    except OSError as error:
-        if error.errno is None:  # the address; a full disk and its like keep their traceback
-            raise values.OptionError(str(error)) from error
-        raise

@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.message import Message
 
 from impala.runtime import listen as addresses
 from impala.runtime.credentials import Revoked, Role
@@ -59,7 +58,6 @@ _MAX_STREAMS = 1000
 _MAX_STREAMS_OF_CONNECTION = 64
 
 _T = TypeVar("_T")
-_M = TypeVar("_M", bound=Message)
 
 
 class Server:
