@@ -60,7 +60,7 @@ def measure(config: configs.Config, options: Options) -> dict[str, float]:
     if not (tf.config.list_physical_devices("GPU") or options.is_trial):
         raise SystemExit(
             "benchmarks: TensorFlow finds no GPU on this machine. With an NVIDIA GPU and its "
-            "driver, install requirements-gpu.lock (docs/operations.md). --trial measures a tiny "
+            "driver, make setup installs what it needs. --trial measures a tiny "
             "batch on a CPU."
         )
     measured = []

@@ -19,7 +19,7 @@ from deploy.lint.commands import Started, started
 from deploy.lint.images import containerfile, containerfile_complaints
 from deploy.lint.objects import BIN, DEPLOY, OVERLAYS, ROOT, render
 from deploy.lint.placement import preferences
-from deploy.lint.references import NAMESPACE, fixed_when_made
+from deploy.lint.references import fixed_when_made
 from deploy.lint.schemas import VERSIONS, schema_complaints
 from impala.commands.actor import Actor
 from impala.commands.learner import Learner
@@ -93,7 +93,7 @@ def test_actors_on_preemptible_nodes_are_spread_nowhere_else() -> None:
 def test_the_namespace_asks_for_the_restricted_level() -> None:
     (namespace,) = yaml.safe_load_all((DEPLOY / "namespace.yaml").read_text(encoding="utf-8"))
     assert schema_complaints([namespace]) == []
-    assert namespace["metadata"]["name"] == NAMESPACE
+    assert namespace["metadata"]["name"] == "impala"
     labels = namespace["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
 
@@ -240,6 +240,24 @@ def test_a_mistake_is_found(name: str, tmp_path: pathlib.Path) -> None:
     file.write_text(text.replace(mistake.right, mistake.wrong), encoding="utf-8")
     complaints = CHECKS[mistake.check](render(copy / "overlays" / mistake.overlay))
     assert any(mistake.complaint in complaint for complaint in complaints), complaints
+
+
+def test_an_overlay_may_have_a_namespace_and_secrets_of_its_own(tmp_path: pathlib.Path) -> None:
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    overlay = tmp_path / "deploy" / "overlays" / "mine"
+    overlay.mkdir()
+    key = {"name": "WANDB_API_KEY", "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "key"}}}
+    patch = [{"op": "add", "path": "/spec/template/spec/containers/0/env", "value": [key]}]
+    target = {"kind": "StatefulSet", "name": "impala-learner"}
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": "mine",
+        "resources": ["../local"],
+        "patches": [{"target": target, "patch": yaml.safe_dump(patch)}],
+    }
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(kustomization), encoding="utf-8")
+    assert lint.main([str(overlay)]) == 0
 
 
 def test_the_command_prints_what_is_wrong_with_an_overlay(

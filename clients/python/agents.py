@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from session import DTYPES, Session, Version
 
 
@@ -128,8 +127,10 @@ class AtLearner(Agent):
         }
 
 
-def _graph(session: Session) -> onnxruntime.InferenceSession:
+def _graph(session: Session) -> Any:
     """Returns the graph of a run."""
+    import onnxruntime  # which nobody needs who has the learner act
+
     answer = session.executable_policy()
     if hashlib.sha256(answer.onnx).hexdigest() != answer.digest:
         raise ValueError("The executable policy is not what its digest says.")

@@ -70,18 +70,21 @@ class Interrupted(Exception):
 
 
 class Conversation:
-    """A stream with one reply to each request, in order.
+    """A stream with one reply to each request, in order; it begins with the first.
 
     Args:
       method: of the stub.
     """
 
     def __init__(self, method: Callable[[Any], Any]) -> None:
+        self._method = method
+        self._replies: Any = None
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._replies = method(iter(self._requests.get, None))
 
     def ask(self, request: Any) -> Any:
         """Sends a request and returns its reply."""
+        if self._replies is None:
+            self._replies = self._method(iter(self._requests.get, None))
         self._requests.put(request)
         try:
             return next(self._replies)
@@ -91,8 +94,9 @@ class Conversation:
             raise failure(error) from None
 
     def close(self) -> None:
-        self._requests.put(None)
-        self._replies.cancel()
+        if self._replies is not None:
+            self._requests.put(None)
+            self._replies.cancel()
 
 
 class Session:

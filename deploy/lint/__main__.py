@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
         found = [each for directory in directories for each in complaints(directory)]
         if not directories:
             found = own_complaints()
-    except RenderError as error:
+    except (RenderError, NotImplementedError) as error:
         print(error, file=sys.stderr)
         return 2
     for complaint in found:

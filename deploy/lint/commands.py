@@ -91,7 +91,7 @@ def start(pod: Pod, objects: Sequence[Object]) -> Started | str:
     """Returns a pod's parsed command, or the program's error message."""
     if pod.words[0] != "impala" or pod.words[1] not in _COMMANDS:
         return f"{pod.name} runs {pod.words[:2]}"
-    environment = {each["name"]: each["value"] for each in pod.container.get("env", ())}
+    environment = {each["name"]: each.get("value", "") for each in pod.container.get("env", ())}
     silence = io.StringIO()
     command: Learner | Actor
     with files_of(pod, objects) as root:

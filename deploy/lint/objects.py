@@ -62,7 +62,7 @@ class Pod(NamedTuple):
     @property
     def ports(self) -> dict[str, int]:
         """Returns the opened ports: name -> number."""
-        return {port["name"]: port["containerPort"] for port in self.container["ports"]}
+        return {port["name"]: port["containerPort"] for port in self.container.get("ports", ())}
 
     def port(self, port: int | str) -> int | None:
         """Returns the number of a port, given by name or number; None if it is not opened."""

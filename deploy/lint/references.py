@@ -6,8 +6,6 @@ from typing import Any
 from deploy.lint.commands import SECRETS
 from deploy.lint.objects import Object, is_selected, name_of, of_kind, pods_of
 
-NAMESPACE = "impala"
-
 
 def reference_complaints(objects: Sequence[Object]) -> list[str]:
     """Returns selectors, volumes and accounts that refer to nothing, or to too much."""
@@ -15,9 +13,10 @@ def reference_complaints(objects: Sequence[Object]) -> list[str]:
     pods = pods_of(objects)
     by_name = {name_of(each): each for each in objects}
     certificates = {each["spec"]["secretName"] for each in of_kind(objects, "Certificate")}
+    namespaces = {each["metadata"].get("namespace", "of the context") for each in objects}
+    if len(namespaces) > 1 or "of the context" in namespaces:
+        found.append(f"the objects are in the namespaces {sorted(namespaces)}: set one for all")
     for each in objects:
-        if each["metadata"].get("namespace") != NAMESPACE:
-            found.append(f"{name_of(each)} is not in the namespace {NAMESPACE}")
         if each["kind"] in ("Deployment", "StatefulSet", "PodDisruptionBudget"):
             selector = each["spec"]["selector"]
             selected = [pod.name for pod in pods if is_selected(selector, pod.labels)]
@@ -36,7 +35,7 @@ def reference_complaints(objects: Sequence[Object]) -> list[str]:
             claim["metadata"]["name"]
             for claim in pod.workload["spec"].get("volumeClaimTemplates", ())
         }
-        for each in pod.container["volumeMounts"]:
+        for each in pod.container.get("volumeMounts", ()):
             if each["name"] not in volumes.keys() | claims:
                 found.append(f"{pod.name} mounts {each['name']}, which is not there")
         for volume in volumes.values():

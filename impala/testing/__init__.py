@@ -1,4 +1,4 @@
-"""Conformance suites: the contracts of environments, torsos, distributions and algorithms as tests.
+"""Conformance suites: the contracts of environments, torsos and algorithms as tests.
 
 Subclass a suite in a test module, under a name that begins with Test, and define how your part is
 made; pytest then runs the suite's tests on it. Suites are separate modules, so that the one of
