@@ -7,7 +7,8 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,6 +92,20 @@ def test_a_file_says_what_every_trial_has_and_what_is_searched(tmp_path: pathlib
             made(scheduler="pbt", search={"agent.hidden_sizes": {"choice": [[8], [9]]}}),
             "cannot copy an agent of one with another agent.hidden_sizes",
         ),
+        *(
+            (
+                made(
+                    scheduler="pbt",
+                    search={name: {"choice": [0.1, 0.5]}},
+                    settings={"teacher": {"logdirs": ["runs/a"]}},
+                ),
+                f"cannot copy an agent of one with another {name}",
+            )
+            for name in (
+                *("impala.entropy_target", "actor_critic.entropy_target"),
+                *("impact.entropy_target", "teacher.kl_target"),
+            )
+        ),
         (
             made(num_actors=2, settings={"deterministic": True}),
             "num_actors is 2, but a deterministic run has one actor",
@@ -108,6 +123,13 @@ def test_a_file_says_what_every_trial_has_and_what_is_searched(tmp_path: pathlib
 def test_what_no_trial_can_be_made_of_is_refused(data: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         description.parse(data)
+
+
+def test_a_population_may_search_where_an_entropy_target_ends() -> None:
+    end = {"impala.entropy_target_end": {"uniform": [0.1, 0.5]}}
+    target = {"entropy_target": 0.5, "entropy_anneal": 0.5, "entropy_target_end": 0.2}
+    settings = {"total_frames": 2e6, "impala": target}
+    assert description.parse(made(scheduler="pbt", search=end, settings=settings)).search
 
 
 def test_an_output_of_another_sweep_is_refused(
@@ -138,25 +160,110 @@ def test_a_trial_is_where_the_sweep_was_started(
         assert pathlib.Path.cwd() == tmp_path
 
 
-def test_a_member_that_copies_one_at_its_end_is_at_its_end(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A learner would refuse its changed settings, with which nothing would be learned."""
+def tell(logdir: pathlib.Path, score: float, **scalars: float) -> None:
+    """Adds a row of telemetry."""
+    logdir.mkdir(parents=True, exist_ok=True)
+    row = {"frames": 9_000, "seconds": 1, "episode/Catch/return_recent": score} | scalars
+    with open(logdir / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def saved(folder: pathlib.Path, score: float, **scalars: float) -> str:
+    """A checkpoint of trial a."""
+    tell(folder / "saved", score, **scalars)
+    (folder / "saved/origin").write_text("a 1")
+    return str(folder / "saved")
+
+
+@pytest.fixture
+def start(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Starts trial b, with a function in the place of `impala.train`."""
     pytest.importorskip("ray")
     from impala.sweeps import trial
 
-    monkeypatch.setattr(trial.Trial, "trial_id", "b")
-    copied = tmp_path / "copied"
-    copied.mkdir()
-    (copied / "origin").write_text("a 1")
-    row = {"frames": 9_000, "seconds": 1, "progress": 1.0, "episode/Catch/return_recent": 0.5}
-    (copied / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    member = object.__new__(trial.Trial)
-    settings = {"optimiser.learning_rate": 0.1}
-    member.setup(settings, description.parse(made()), str(tmp_path / "out"), str(tmp_path))
-    member.load_checkpoint(str(copied))
+    started = []
+
+    def start(train: Callable[..., str], rate: float = 0.1) -> Any:
+        def trained(config: Config, logdir: pathlib.Path, **arguments: Any) -> SimpleNamespace:
+            return SimpleNamespace(status=train(logdir, arguments["stop"]))
+
+        monkeypatch.setattr(trial.Trial, "trial_id", "b")
+        monkeypatch.setattr("impala.train", trained)
+        begun = object.__new__(trial.Trial)
+        settings = {"optimiser.learning_rate": rate}
+        begun.setup(settings, description.parse(made()), str(tmp_path), str(tmp_path))
+        started.append(begun)
+        return begun
+
+    yield start
+    for each in started:
+        each.cleanup()
+
+
+def until_stopped(logdir: pathlib.Path, stop: threading.Event) -> str:
+    tell(logdir, 2.0)
+    stop.wait()
+    return "stopped"
+
+
+def to_the_end(logdir: pathlib.Path, stop: threading.Event) -> str:
+    tell(logdir, 3.0, progress=1.0)
+    return "finished"
+
+
+def test_a_member_that_copies_one_at_its_end_is_at_its_end(
+    tmp_path: pathlib.Path, start: Callable[..., Any]
+) -> None:
+    """A learner would refuse its changed settings, with which nothing would be learned."""
+    member = start(to_the_end)
+    member.load_checkpoint(saved(tmp_path, 0.5, progress=1.0))
     ended = {"score": 0.5, "frames": 9_000, "copied": "a", "is_whole": True, "done": True}
-    assert member.step() == ended
+    assert member.step() == ended | {"should_checkpoint": False}
+
+
+def test_a_finished_run_ends_with_its_last_evaluations(
+    tmp_path: pathlib.Path, start: Callable[..., Any]
+) -> None:
+    tell(tmp_path / "trials/b", 0.5, progress=1.0)  # it was stopped while they were under way
+    result = start(to_the_end).step()
+    assert (result["score"], result["done"]) == (3.0, True)
+
+
+def test_with_new_settings_the_same_member_is_copied_again(
+    tmp_path: pathlib.Path, start: Callable[..., Any]
+) -> None:
+    copied, metrics = saved(tmp_path, 0.5), tmp_path / "trials/b/metrics.jsonl"
+    for rate in (0.1, 0.2):
+        start(to_the_end, rate).load_checkpoint(copied)
+        of_copy = metrics.read_text()
+        assert len(of_copy.splitlines()) == 1
+        tell(metrics.parent, 2.0)
+    start(to_the_end, rate).load_checkpoint(copied)  # after a failure
+    assert len(metrics.read_text().splitlines()) == 2
+
+
+def test_a_member_that_has_copied_one_saves_a_checkpoint(
+    tmp_path: pathlib.Path, start: Callable[..., Any]
+) -> None:
+    """It could not be restored from the other's, once Ray has deleted that."""
+    member = start(until_stopped)
+    member.load_checkpoint(saved(tmp_path, 0.5))
+    assert member.step()["should_checkpoint"]
+    own = tmp_path / "own"
+    own.mkdir()
+    member.save_checkpoint(str(own))
+    assert not member.step()["should_checkpoint"]
+
+
+def test_a_run_that_was_stopped_from_outside_has_not_ended(start: Callable[..., Any]) -> None:
+    from impala.sweeps.trial import TrialError
+
+    def stopped(logdir: pathlib.Path, stop: threading.Event) -> str:
+        tell(logdir, 2.0)
+        return "stopped"
+
+    with pytest.raises(TrialError, match="trials/b was stopped, but not by this sweep"):
+        start(stopped).step()
 
 
 # Scores.
@@ -306,7 +413,7 @@ def test_a_trial_that_fails_says_why_in_a_line(tmp_path: pathlib.Path) -> None:
     from impala.sweeps import tuning  # here, as it loads Ray
 
     lines: list[str] = []
-    shown = tuning._Progress(description.parse(made()), lines.append)
+    shown = tuning._Progress(lines.append)
     trial: Any = SimpleNamespace(trial_id="a", error_file=str(tmp_path / "error.txt"))
     ended = "Traceback:\n  in step\nTrainingError: Training in a failed: the learner ended.\n"
     for text in (
@@ -386,5 +493,7 @@ def test_a_population_is_better_than_its_median_member_alone(
     )
     assert {row["status"] for row in population} == {"finished"}
     assert any(row["copied"] != "none" for row in population)
+    for trial in (tmp_path / "population/output/ray").glob("Trial_*"):
+        assert len(list(trial.glob("checkpoint_*"))) <= 3
     assert statistics.median(scores(population)) > statistics.median(scores(alone))
     print(f"seed {seed}: alone {scores(alone)}, population {scores(population)}")

@@ -16,12 +16,16 @@ from impala.logdir.directory import LogDirectoryError
 from impala.parts import sections
 from impala.schedule import tasks
 
+WITH_VARIABLES = (
+    *("impala.entropy_target", "actor_critic.entropy_target", "impact.entropy_target"),
+    "teacher.kl_target",
+)
+"""Settings that decide whether a loss has variables of its own."""
+
 _EXPERIMENT = (
     *("environment", "tasks.environments", "tasks.order", "seed", "algorithm", "phases"),
     *("agent", "objective", "optimiser.name", "teacher.logdirs", "demonstrations"),
-    # Those with variables of their own.
-    *("impala.entropy_target", "actor_critic.entropy_target", "impact.entropy_target"),
-    "teacher.kl_target",
+    *WITH_VARIABLES,
 )
 _MOST_NAMED = 4  # differences in a message
 _MOST_CHARACTERS = 40  # of each part of a name

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from impala.config import layers, rules, values
 from impala.config.schema import Config, Positive, Range, Share
 from impala.config.values import OptionError
+from impala.logdir import identity
 from impala.schedule import tasks
 
 Kind = Literal["choice", "grid", "uniform", "log_uniform"]
@@ -253,7 +254,7 @@ def _check_combination(sweep: Sweep) -> None:
     if options.trials < 2:
         raise OptionError(f"trials is {options.trials}; a population needs at least 2 members.")
     for name in sweep.search:
-        if name.startswith(_SHAPES):
+        if name.startswith(_SHAPES) or name in identity.WITH_VARIABLES:
             raise OptionError(
                 f"search.{name}: a member cannot copy an agent of one with another {name}; search "
                 "it with another scheduler."

@@ -59,24 +59,23 @@ class Candidate(NamedTuple):
         return sum(trial.score for trial in self.trials) / len(self.trials)
 
 
-def of(grid: tune.ResultGrid, sweep: Sweep, output: pathlib.Path) -> list[Candidate]:
+def of(grid: tune.ResultGrid, output: pathlib.Path) -> list[Candidate]:
     """Returns the results of a sweep's trials, the best first."""
     found = []
     for each in map(grid.__getitem__, range(len(grid))):
         metrics = each.metrics or {}
         if "frames" not in metrics:
             continue  # it has not reported anything
-        trial, frames = metrics["trial_id"], metrics["frames"]
+        trial = metrics["trial_id"]
         if each.error is not None:
             status = "failed"
         elif not metrics.get("done"):
             status = "stopped"
         else:
-            is_whole = metrics["is_whole"] or frames >= sweep.total_frames
-            status = "finished" if is_whole else "stopped early"
+            status = "finished" if metrics["is_whole"] else "stopped early"
         found.append(
             Result(
-                *(trial, status, metrics["score"], frames, metrics["config"]),
+                *(trial, status, metrics["score"], metrics["frames"], metrics["config"]),
                 *(metrics["copied"], trial_directory(output, trial)),
             )
         )

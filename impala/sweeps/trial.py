@@ -1,6 +1,7 @@
 """A trial: a run of `impala train` with settings of its own, as Ray Tune starts and stops it."""
 
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -23,7 +24,9 @@ _COPIED = (
     *("checkpoints", "replay", "metrics*.jsonl", "evaluations*.jsonl", "incarnations.json"),
     *("snapshots", "best", "milestones"),
 )
-_ORIGIN = "origin"  # file beside these: where they come from
+# File beside these: the trial that they come from, and an id; in the log directory of a trial that
+# has copied them, also its settings.
+_ORIGIN = "origin"
 _COPYING = "copying"  # is there as long as not all of them are
 # Scalars that need not be in the first rows: of what has not happened yet.
 _LATE = (
@@ -62,17 +65,20 @@ class Trial(tune.Trainable):
         self._directory = trial_directory(pathlib.Path(output), self.trial_id)
         self._run: _Run | None = None
         self._seen = 0  # bytes of telemetry
+        self._is_copy = False  # whether Ray would restore it from another trial's checkpoint
 
     def step(self) -> dict[str, Any]:
         """Waits for the next report: the score after so many frames.
 
         Raises:
           TrainingError: the run failed.
-          TrialError: it ended without a score, or telemetry has no scalar of that name.
+          TrialError: it was stopped from outside, it ended without a score, or telemetry has no
+            scalar of that name.
         """
         if self._run is None:
             self._seen = _size(self._directory)  # of before it was stopped, or has copied another
-            if not _has_finished(self._directory):  # it may have copied a finished trial
+            # A learner refuses to go on with a finished run under the changed settings of a copy.
+            if not (self._is_copy and _has_finished(self._directory)):
                 self._run = _Run(self._sweep, self._settings, self._directory)
         while True:
             # Before reading, so that its last row is read.
@@ -84,12 +90,15 @@ class Trial(tune.Trainable):
             found = scores(told, name)
             known = [value for value in found if value is not None]
             if known and (is_over or found[-1] is not None):
+                frames = int(told[-1]["frames"])
                 return {
                     "score": known[-1],
-                    "frames": int(told[-1]["frames"]),
+                    "frames": frames,
                     "copied": _read(self._directory / _ORIGIN).partition(" ")[0],
-                    "is_whole": is_over,
+                    "is_whole": is_over or frames >= self._sweep.total_frames,
                     "done": is_over,
+                    # Ray deletes the other's checkpoint once that one has saved some newer ones.
+                    "should_checkpoint": self._is_copy and not is_over,
                 }
             if not known and self._is_misspelt(name, told):
                 hint = values.nearest(name, dict.fromkeys(each for row in told for each in row))
@@ -116,16 +125,19 @@ class Trial(tune.Trainable):
         for path in _there(self._directory):
             _copy(path, target)
         (target / _ORIGIN).write_text(f"{self.trial_id} {uuid.uuid4().hex}")
+        self._is_copy = False
 
     def load_checkpoint(self, checkpoint: str) -> None:  # type: ignore[override]
         """Takes over another trial's agent, optimiser, counters and telemetry, if not its own.
 
-        What this trial has done since it saved, or took over, the same is kept. If it was killed
-        while it took something over, it takes over what it gets now, be it its own.
+        What this trial has done since it saved, or took over, the same is kept; if the settings are
+        new ones, it takes over the same once more. If it was killed while it took something over,
+        it takes over what it gets now, be it its own.
         """
-        source = pathlib.Path(checkpoint)
-        origin, ours = _read(source / _ORIGIN), self._directory / _ORIGIN
+        source, ours = pathlib.Path(checkpoint), self._directory / _ORIGIN
+        origin = f"{_read(source / _ORIGIN)} {json.dumps(self._settings, sort_keys=True)}"
         is_own = origin.partition(" ")[0] == self.trial_id
+        self._is_copy = not is_own
         copying = self._directory / _COPYING
         if (is_own or _read(ours) == origin) and not copying.exists():
             return
@@ -165,6 +177,7 @@ class _Run:
 
         Raises:
           TrainingError: it failed.
+          TrialError: it was stopped, but not by `stop`.
         """
         self._thread.join(seconds)
         if self._error is not None:
@@ -178,7 +191,7 @@ class _Run:
 
     def _train(self, sweep: Sweep, settings: Mapping[str, Any], logdir: pathlib.Path) -> None:
         try:
-            impala.train(
+            trained = impala.train(
                 sweep.config,
                 logdir,
                 num_actors=sweep.options.num_actors,
@@ -187,6 +200,8 @@ class _Run:
                 stop=self._asked,
                 **settings,
             )
+            if trained.status == "stopped" and not self._asked.is_set():
+                raise TrialError(f"Training in {logdir} was stopped, but not by this sweep.")
         except BaseException as error:
             self._error = error
 

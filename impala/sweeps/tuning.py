@@ -31,6 +31,8 @@ os.environ |= {
 
 _FACTORS = (1.2, 1 / 1.2)  # as in IMPALA's section 5.3
 _MOST_FAILURES = 2  # of a trial: it is started again, and resumes
+# Of each trial. When a member begins to copy one, the other may have saved a newer one already.
+_CHECKPOINTS_KEPT = 3
 _SECONDS_BETWEEN_LINES = 10.0  # of a trial
 _ANSWER_SECONDS = 5.0  # of a cluster; Ray itself would wait for a quarter of an hour
 
@@ -78,14 +80,18 @@ def run(
                     num_samples=sweep.options.trials,
                     search_alg=_search_algorithm(sweep),
                     scheduler=_scheduler(sweep),
-                    metric=None if sweep.options.scheduler != "none" else "score",
-                    mode=None if sweep.options.scheduler != "none" else "max",
+                    metric="score",
+                    mode="max",
                 ),
                 run_config=tune.RunConfig(
                     name=RAY,
                     storage_path=str(output),
                     failure_config=tune.FailureConfig(max_failures=_MOST_FAILURES),
-                    callbacks=[_Progress(sweep, show)],
+                    checkpoint_config=tune.CheckpointConfig(
+                        num_to_keep=_CHECKPOINTS_KEPT,
+                        checkpoint_at_end=False,  # no other trial copies one that has ended
+                    ),
+                    callbacks=[_Progress(show)],
                     verbose=0,
                 ),
             )
@@ -98,7 +104,7 @@ def run(
             grid = tuner.fit()
     finally:
         ray.shutdown()
-    found = results.of(grid, sweep, output)
+    found = results.of(grid, output)
     return found, not request.is_set()
 
 
@@ -174,7 +180,7 @@ def _domain(space: Space) -> Any:
 def _search_algorithm(sweep: Sweep) -> Any:
     options = sweep.options
     if options.sampler == "optuna":
-        return OptunaSearch(metric="score", mode="max", seed=options.seed)
+        return OptunaSearch(seed=options.seed)
     return tune.search.BasicVariantGenerator(
         random_state=options.seed,
         constant_grid_search=True,  # a sample is tried with every seed of a grid
@@ -186,8 +192,6 @@ def _scheduler(sweep: Sweep) -> Any:
     if options.scheduler == "asha":
         return schedulers.AsyncHyperBandScheduler(
             time_attr="frames",
-            metric="score",
-            mode="max",
             max_t=sweep.total_frames,
             grace_period=options.asha.grace_frames,
             reduction_factor=options.asha.reduction,
@@ -195,8 +199,6 @@ def _scheduler(sweep: Sweep) -> Any:
     if options.scheduler == "pbt":
         return schedulers.PopulationBasedTraining(
             time_attr="frames",
-            metric="score",
-            mode="max",
             perturbation_interval=options.pbt.every_frames,
             quantile_fraction=options.pbt.share,
             resample_probability=options.pbt.resample,
@@ -225,8 +227,8 @@ class _Progress(tune.Callback):
 
     request: ClassVar[EndRequest | None] = None  # of the class, as Ray restores stored instances
 
-    def __init__(self, sweep: Sweep, show: Callable[[str], None]):
-        self._sweep, self._show = sweep, show
+    def __init__(self, show: Callable[[str], None]):
+        self._show = show
         self._shown: dict[str, float] = {}
 
     def setup(self, *arguments: Any, **info: Any) -> None:
@@ -257,12 +259,9 @@ class _Progress(tune.Callback):
         self, iteration: int, trials: list[Scheduled], trial: Scheduled, **info: Any
     ) -> None:
         last = trial.last_result
-        is_whole = last.get("is_whole") or last.get("frames", 0) >= self._sweep.total_frames
-        self._line(
-            trial,
-            f"{'ended' if is_whole else 'was stopped early'} after {last.get('frames', 0):,} "
-            f"frames, score {runs.text(last.get('score'))}",
-        )
+        ended = "ended" if last.get("is_whole") else "was stopped early"
+        frames, score = last.get("frames", 0), runs.text(last.get("score"))
+        self._line(trial, f"{ended} after {frames:,} frames, score {score}")
 
     def on_trial_recover(
         self, iteration: int, trials: list[Scheduled], trial: Scheduled, **info: Any
