@@ -20,7 +20,7 @@ def render(learner: str, status: pb.RunStatus) -> rich.console.Group:
     """Returns a table of a status, under a few lines about the run.
 
     Args:
-      learner: its address.
+      learner: its address or log directory.
       status: as the learner sent it.
     """
     actors = [member for member in status.members if member.role == pb.ROLE_ACTOR]

@@ -168,6 +168,7 @@ def learn(config: Config, options: Options, stop: EndRequest) -> int:
         except (NotFiniteError, StorageError) as error:
             _log.error("%s", error)  # no checkpoint: the variables are bad, or the disk is full
             if isinstance(error, NotFiniteError):
+                run.reporter.end_row(run.training.learner.counters)  # shows how it came to this
                 group.part()  # those of the peers are as bad
             return 1
 
@@ -363,6 +364,7 @@ def train(run: Run, stop: EndRequest, closing: contextlib.ExitStack) -> str:
         address = run.server.start()
         closing.callback(run.server.stop, _GRACE_SECONDS)
         state.directory.write("address", f"{address}\n")
+        closing.callback((options.logdir / "address").unlink, missing_ok=True)
         _log.info("Serving %s on %s.", options.logdir, address)
         if not is_local(options.listen) and options.security.insecure:
             _log.warning("Insecure: whoever reaches %s may take part in this run.", address)
@@ -427,9 +429,14 @@ def finish(run: Run, stop: EndRequest, ends_run: str) -> int:
         run.evaluations.log()
         # Actors of its own are all here; others may be starting.
         own, roster = state.options.own_actors, state.records.roster
+
+        def check() -> None:
+            run.check()
+            run.best_and_milestones.keep_evaluated()  # an evaluator may have been away
+
         shutdown.serve_on(
             state.options.when_finished,
-            *(lambda: run.server is None or (own and not roster.actors()[0]), run.check, stop),
+            *(lambda: run.server is None or (own and not roster.actors()[0]), check, stop),
         )
         return 0
     if ends_run:
@@ -472,7 +479,9 @@ def _writer(state: State, evaluations: Evaluations, service: LearnerService) -> 
     return Writer(
         *(evaluations, service.evaluators.reports),
         Prometheus(metrics) if metrics is not None else None,
-        # A live view would take the terminal from a debugger.
+        files=[TensorBoard(options.logdir), JsonLines(options.logdir)],
+        own=custom_sinks.make(config, options.logdir),
+        # After what may fail, as it takes the terminal; a live view would take it from a debugger.
         live=[
             Console(
                 to_log=options.rows_to_log,
@@ -481,8 +490,6 @@ def _writer(state: State, evaluations: Evaluations, service: LearnerService) -> 
                 is_live=options.play is None,
             ),
         ],
-        files=[TensorBoard(options.logdir), JsonLines(options.logdir)],
-        own=custom_sinks.make(config, options.logdir),
         seconds_per_update=_ROW_SECONDS / _ROW_UPDATES if config.deterministic else None,
     )
 

@@ -53,6 +53,8 @@ def test_all_get_what_each_of_them_says(host: str) -> None:
             own = {each: [k, i, 2**62 + i, 0.1 * i, None] for k, each in enumerate(meetings)}
             found = together(meetings, lambda each, own=own: each.meet(own[each]))
             assert found == [[own[each] for each in meetings]] * 3
+        large = together(meetings, lambda each: each.meet([0.5] * 400_000))
+        assert large == [[[0.5] * 400_000] * 3] * 3
 
         # When they part, nobody counts as lost.
         together(meetings, lambda each: each.part())

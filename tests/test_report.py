@@ -61,7 +61,8 @@ def run(logdir: pathlib.Path, returns: list[float], **changes: Any) -> pathlib.P
         {
             **{"frames": 100 * i, "seconds": 60 * i, "episode/Catch/return_recent": value},
             **{"speed/frames_per_second": 50.0, "learner/wait_share": 0.25, "policy_lag/mean": 3},
-            **{"guard/rollbacks": [0, 2, 1][i % 3], "unrolls/dropped/stale": [0, 5, 4][i % 3]},
+            **{"guard/rollbacks": [0, 2, 2][i % 3], "unrolls/dropped/stale": [0, 5, 6][i % 3]},
+            **{"ingest/bytes": [10, 900, 20][i % 3], "actor/joins": 1},
             "unrolls/dropped/run_finished": 9,
         }
         for i, value in enumerate(returns)
@@ -100,9 +101,9 @@ def test_a_report_says_how_runs_did_and_what_differs(
     assert ["setting", "here", "in catch"] in page.rows
     assert ["optimiser.learning_rate", "0.5", "0.002"] in page.rows
     assert not any(row[:1] == ["environment.id"] for row in page.rows)
-    # Two rollbacks before the learner was started again, and one after it.
-    faults = "guard/rollbacks 3, unrolls/dropped/stale 4"
-    assert ["runs/<b>-1", "2", "0", faults] in page.rows
+    # Two rollbacks before the learner was started again, and two after it.
+    faults = "guard/rollbacks 4, unrolls/dropped/stale 6"
+    assert ["runs/<b>-1", "2", "2", faults] in page.rows
     # Evaluations, training over frames and over time, speed, who waits, and lag.
     assert page.tags.count("figure") == 6
     assert re.search(r"No video: impala: \S+/&lt;b&gt;-1 has no checkpoint", page.text)

@@ -3,7 +3,8 @@
 import io
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import messages
@@ -175,10 +176,46 @@ def test_a_log_directory_names_its_learner(
 ) -> None:
     (tmp_path / "address").write_text(f"{address}\n")
     assert cli.main(["status", str(tmp_path)]) == 0
-    assert address in capsys.readouterr().out
+    assert "0.0% done" in capsys.readouterr().out
     (tmp_path / "address").write_bytes(b"\xff\xfe")
     assert cli.main(["status", str(tmp_path)]) == 2
     assert "address is no address that a learner has written" in capsys.readouterr().err
+    (tmp_path / "address").unlink()
+    assert cli.main(["status", str(tmp_path)]) == 2
+    assert "which a learner writes while it serves" in capsys.readouterr().err
+
+
+def test_watching_a_log_directory_finds_a_learner_that_is_elsewhere_now(
+    address: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "address"
+    file.write_text(f"{address}\n")
+    other = Server(messages.service(), "127.0.0.1:0")
+    steps: list[Callable[[], object]] = [
+        file.unlink,
+        lambda: file.write_text(f"{other.start()}\n"),
+        lambda: None,
+    ]
+    shown: list[str] = []
+
+    def sleep(seconds: float) -> None:
+        if not steps:
+            raise KeyboardInterrupt
+        steps.pop(0)()
+
+    def update(live: Any, table: rich.console.Group, **kwargs: Any) -> None:
+        shown.append(_lines(table)[0])
+
+    monkeypatch.setattr("impala.commands.status.time.sleep", sleep)
+    monkeypatch.setattr("rich.live.Live.update", update)
+    try:
+        assert cli.main(["status", str(tmp_path), "--watch", "2"]) == 0
+    finally:
+        other.stop(0.0)
+    assert shown[0].startswith("No answer for ") and "No answer" not in shown[1]
 
 
 ODD = "[/x][bold]\x1b[2J\x1b]0;owned\x07\r\n\u202etxt.exe\u200b\ud7ff漢"

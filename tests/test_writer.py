@@ -364,6 +364,9 @@ def test_rows_of_files_become_rare_and_hold_all_that_happened() -> None:
         assert row["level"] == after - 1
         assert row["speed/frames_per_second"] == pytest.approx(20.0)
     assert 48 < len(file.histograms) < 200
+    assert updates[-1] < 17_280
+    writing.close()  # of a run that has failed
+    assert file.rows[-1]["updates"] == 17_280
 
 
 # Evaluations.

@@ -32,6 +32,9 @@ _FAULTS = re.compile(
 )
 # Counters that a checkpoint holds; others begin at 0 when a learner starts.
 _OF_RUN = ("unrolls/", "messages/duplicates", "messages/rejected/")
+_RECEIVED = (
+    "ingest/bytes"  # a counter that tells one start from the next: none has so much at first
+)
 _DASHES = {"-": "", "--": "6 3", ":": "2 3", "-.": "6 3 2 3"}
 _FRAMES = "environment frames"
 _SEEDS = "Several seeds: their mean (smallest to largest); in pictures, a line in a band."
@@ -337,11 +340,13 @@ def _mean(run: Run, metric: str) -> float:
 
 def _count(run: Run, metric: str) -> float:
     """Returns a counter's value over all starts of the learner."""
-    values = [row[metric] for row in run.rows if metric in row]
-    if not values or metric.startswith(_OF_RUN):
-        return values[-1] if values else 0.0
-    rises = np.diff(values, prepend=0.0)
-    return float(np.where(rises < 0, values, rises).sum())  # less than before: it began at 0
+    total = of_start = received = 0.0
+    for row in run.rows:
+        before, received = received, row.get(_RECEIVED, received)
+        if received < before and not metric.startswith(_OF_RUN):  # another start: all begins at 0
+            total, of_start = total + of_start, 0.0
+        of_start = row.get(metric, of_start)
+    return total + of_start
 
 
 def _starts(logdir: pathlib.Path) -> str:

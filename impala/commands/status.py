@@ -41,9 +41,16 @@ def _address(learner: str) -> str:
     Raises:
       OptionError: it cannot be read.
     """
-    file = pathlib.Path(learner) / "address"
+    if not (directory := pathlib.Path(learner)).is_dir():
+        return learner
+    file = directory / "address"
     try:
-        return file.read_text().strip() if file.is_file() else learner
+        return file.read_text().strip()
+    except FileNotFoundError:
+        raise values.OptionError(
+            f"There is no {file}, which a learner writes while it serves that log directory: name "
+            "that of a run that is under way, or HOST:PORT."
+        ) from None
     except OSError as error:
         raise values.OptionError(f"{file} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
@@ -52,9 +59,8 @@ def _address(learner: str) -> str:
 
 def status(command: Status) -> int:
     """Prints a table, once or repeatedly."""
-    learner = _address(command.learner)
     with plainly():
-        listen.check_dialled(learner)
+        listen.check_dialled(_address(command.learner))
     import rich.console
     import rich.live
     from google.protobuf import json_format
@@ -62,25 +68,32 @@ def status(command: Status) -> int:
     from actors.channel import StatusClient
     from actors.session import LearnerError
 
+    def get() -> "pb.RunStatus":
+        try:
+            address = _address(command.learner)  # another one, once the learner is back
+        except values.OptionError as error:
+            raise LearnerError(str(error)) from None
+        with StatusClient(address, command.security) as client:
+            return client.get()
+
     try:
-        with StatusClient(learner, command.security) as client:
-            if command.json:
-                print(
-                    json_format.MessageToJson(
-                        client.get(),
-                        preserving_proto_field_name=True,
-                        always_print_fields_with_no_presence=True,
-                    )
+        if command.json:
+            print(
+                json_format.MessageToJson(
+                    get(),
+                    preserving_proto_field_name=True,
+                    always_print_fields_with_no_presence=True,
                 )
-                return 0
-            tables = watch(learner, client.get)
-            if not command.watch:
-                rich.console.Console().print(next(tables))
-                return 0
-            with rich.live.Live(next(tables), auto_refresh=False, screen=True) as live:
-                while True:
-                    time.sleep(command.watch)
-                    live.update(next(tables), refresh=True)
+            )
+            return 0
+        tables = watch(command.learner, get)
+        if not command.watch:
+            rich.console.Console().print(next(tables))
+            return 0
+        with rich.live.Live(next(tables), auto_refresh=False, screen=True) as live:
+            while True:
+                time.sleep(command.watch)
+                live.update(next(tables), refresh=True)
     except SecurityError as error:
         raise values.OptionError(str(error)) from error
     except LearnerError as error:
@@ -94,7 +107,7 @@ def watch(learner: str, get: "Callable[[], pb.RunStatus]") -> "Iterator[rich.con
     """Yields tables of a learner's status; while it is away, of the last one.
 
     Args:
-      learner: its address.
+      learner: its address or log directory.
       get: returns its status; raises LearnerError without an answer.
 
     Yields:

@@ -135,14 +135,15 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
                 *(logdir, actors_log),
             )
 
+        look_log = directory / "look.log"  # a fresh start moves what is in the log directory aside
         if _has_own_environment(command.settings):
-            supervisor.start(_look_program(command, directory, actors_log, failures.path, environ))
+            supervisor.start(_look_program(command, directory, look_log, failures.path, environ))
         else:
             begin()
         for end in supervisor.watch(failures.show):
             if end.name != _LOOK:
                 watch.take(end)
-            elif watch.lets_begin(end):
+            elif watch.lets_begin(end, look_log):
                 begin()
     status, why = watch.result()
     return ended(command, status, why, logdir, supervisor.why)
@@ -187,7 +188,7 @@ class _Watch:
         self._cause = ""  # why the run has failed without the learner
         self._status = 1  # of such a run
 
-    def lets_begin(self, look: Exit) -> bool:
+    def lets_begin(self, look: Exit, log: pathlib.Path) -> bool:
         """Returns whether training begins after a look at the environment, or stops the run."""
         refused = "the environment fails before training"
         if look.status == _WRONG and self._failures.last:
@@ -195,8 +196,8 @@ class _Watch:
             self._supervisor.stop(refused)
         elif look.status not in (0, _WRONG) and not self._supervisor.stopping:
             _log.warning(
-                "The %s ended with status %d (see %s); training begins nevertheless.",
-                *(look.name, look.status, self._actors_log),
+                "The %s ended with status %d; training begins nevertheless. It said: %s",
+                *(look.name, look.status, log.read_text("utf-8", "replace").strip() or "nothing"),
             )
         return not self._supervisor.stopping
 

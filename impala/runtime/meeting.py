@@ -26,7 +26,8 @@ _PATIENT_SECONDS = 75.0
 _LOOK_SECONDS = 0.2
 _REMIND_SECONDS = 60.0  # between two messages that others are waited for
 _END_SECONDS = 5.0  # for this process to end by itself when another one is lost
-_MOST_BYTES = 1 << 20  # of a line
+# Of a line: of what anybody may say at first, and of what is exchanged, such as moments of images.
+_MOST_AT_FIRST, _MOST_BYTES = 1 << 20, 1 << 30
 _BYE = "bye"
 
 
@@ -299,12 +300,13 @@ class _Connection:
             self._socket.sendall(line)
 
     def _read(self) -> None:
-        why = "it has ended"
+        why, most = "it has ended", _MOST_AT_FIRST
         try:
             with self._socket.makefile("rb") as file:
-                while line := file.readline(_MOST_BYTES):
+                while line := file.readline(most):
                     if line == b"\n":
                         continue
+                    most = _MOST_BYTES
                     if (data := json.loads(line)) == _BYE:
                         self._received.put(PeerLost(f"{self.name} has left"))
                         self._ended.set()

@@ -97,20 +97,24 @@ class Files:
         else:
             self._interval.merge(interval)
         run = max(run_seconds, self._age)
-        if not self._interval.is_last and self._row_age < min(_ROW_SECONDS, run * _ROW_SHARE):
-            return
-        row, histograms = self._interval.row()
-        images = self._interval.images
+        if self._interval.is_last or self._row_age >= min(_ROW_SECONDS, run * _ROW_SHARE):
+            self._write(self._interval, run)
+            self._interval, self._row_age = None, 0.0
+
+    def _write(self, interval: Interval, run: float) -> None:
+        row, histograms = interval.row()
+        images = interval.images
         if self._histogram_age < min(_HISTOGRAM_SECONDS, run * _HISTOGRAM_SHARE):
             histograms, images = {}, {}
         else:
             self._histogram_age = 0.0
         for file in self._files:
             self._attempt(file, pass_on, file, row, histograms, images)
-        self._interval, self._row_age = None, 0.0
 
     def close(self) -> None:
-        """Closes the files."""
+        """Writes what is not written yet, as of a run that has failed, and closes the files."""
+        if self._interval is not None:
+            self._write(self._interval, math.inf)
         for file in self._files:
             self._attempt(file, file.close)
 
