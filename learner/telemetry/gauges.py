@@ -63,7 +63,6 @@ class Gauges:
             "evaluations/waiting": len(self.snapshots),
             "info_names/dropped": records.info_names.dropped,
             "telemetry/dropped": self.writer.dropped,
-            "telemetry/sinks_dropped": self.writer.sinks_dropped,
             **{f"unrolls/dropped/{reason}": n for reason, n in totals.dropped.items()},
             **{f"refused/{reason}": n for reason, n in refusals.items()},
             **{f"messages/rejected/{reason}": n for reason, n in totals.rejected.items()},

@@ -87,10 +87,6 @@ SCALARS = tuple(
             "Rows that were merged because they could not be written fast enough.",
         ),
         (
-            *("telemetry_sinks_dropped_total", "telemetry/sinks_dropped"),
-            "Custom sinks that raised an error, and get no more rows.",
-        ),
-        (
             *("evaluations_dropped_total", "evaluations/dropped"),
             "Evaluations of no snapshot that waited for them, and so not filed.",
         ),

@@ -5,6 +5,7 @@ have a thread of their own: snapshots wait for them, and in the end training doe
 """
 
 import contextlib
+import copy
 import logging
 import math
 import queue
@@ -13,9 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from impala.parts.components import described
 from learner.evaluation.evaluations import Evaluations
 from learner.evaluation.evaluators import EvaluationReport
-from learner.telemetry.custom_sinks import CustomSink
 from learner.telemetry.sinks import Sink, pass_on
 from learner.telemetry.telemetry import Interval
 
@@ -41,19 +42,19 @@ class Attempts:
 
     def __init__(self) -> None:
         """Starts without errors."""
-        self._failing: set[tuple[int, type[Exception]]] = set()
+        self._failing: set[tuple[int, type[BaseException]]] = set()
 
     def __call__(self, sink: object, do: Callable[..., None], *arguments: object) -> None:
         """Calls `do` on behalf of a sink."""
         try:
             do(*arguments)
-        except Exception as error:
+        except BaseException as error:  # including SystemExit, which would end the thread
             kind = (id(sink), type(error))
             if kind not in self._failing:
                 self._failing.add(kind)
                 _log.error(
-                    "%s fails, and training goes on: %s: %s. The next row is tried all the same.",
-                    *(type(sink).__name__, type(error).__name__, error),
+                    "%s fails, and training goes on: %s. The next row is tried all the same.",
+                    *(type(sink).__name__, described(error)),
                 )
         else:
             self._failing = {kind for kind in self._failing if kind[0] != id(sink)}
@@ -133,7 +134,7 @@ class Writer:
         exporter: Sink | None,
         live: Sequence[Sink],
         files: Sequence[Sink],
-        own: Sequence[CustomSink] = (),
+        own: Sequence[Sink] = (),
         seconds_per_update: float | None = None,
     ):
         """Starts the threads.
@@ -144,7 +145,7 @@ class Writer:
           exporter: gets every row, also those after the run's last.
           live: get every row of the run.
           files: get rows over longer intervals, merged exactly.
-          own: get the same rows as `live`, after all others: they may be slow.
+          own: get copies of the same rows as `live`, after all others: they may be slow.
           seconds_per_update: used for these intervals instead of the clock, if given.
         """
         self._evaluations = evaluations
@@ -166,11 +167,6 @@ class Writer:
         ]
         for thread in self._threads:
             thread.start()
-
-    @property
-    def sinks_dropped(self) -> int:
-        """Returns how many custom sinks were dropped."""
-        return sum(sink.is_dropped for sink in self._own)
 
     def put(self, interval: Interval, is_last: bool = False) -> None:
         """Queues a row without waiting.
@@ -229,8 +225,8 @@ class Writer:
         for sink in (*self._exporter, *self._live):
             self._attempt(sink, sink.close)
         self._files.close()
-        for own in self._own:
-            own.close()
+        for sink in self._own:
+            self._attempt(sink, sink.close)
 
     def _file_reports(self) -> None:
         attempt, evaluations = Attempts(), self._evaluations
@@ -259,6 +255,7 @@ class Writer:
             self._attempt(sink, pass_on, sink, row, histograms, interval.images)
         if not self._has_ended:
             self._files.write(interval)
-            for own in self._own:
-                own.take(row, histograms, interval.images)
+            for sink in self._own:
+                copies = copy.deepcopy((row, histograms, interval.images))
+                self._attempt(sink, pass_on, sink, *copies)
         self._has_ended |= interval.is_last
