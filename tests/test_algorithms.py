@@ -52,7 +52,7 @@ class TableAgent(snt.Module):
     """An agent whose policy and baseline in each row are themselves the variables."""
 
     baseline_variables = variables_of_values = property(lambda self: [self.baseline])
-    popart = None
+    popart = normaliser = None
 
     def __init__(self, policy: np.ndarray, baseline: np.ndarray) -> None:
         super().__init__()

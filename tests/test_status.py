@@ -176,7 +176,7 @@ def test_a_log_directory_names_its_learner(
 ) -> None:
     (tmp_path / "address").write_text(f"{address}\n")
     assert cli.main(["status", str(tmp_path)]) == 0
-    assert "0.0% done" in capsys.readouterr().out
+    assert "50.0% done, 10 frames" in " ".join(capsys.readouterr().out.split())
     (tmp_path / "address").write_bytes(b"\xff\xfe")
     assert cli.main(["status", str(tmp_path)]) == 2
     assert "address is no address that a learner has written" in capsys.readouterr().err
