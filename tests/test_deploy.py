@@ -19,7 +19,7 @@ from deploy.lint.commands import Started, started
 from deploy.lint.images import containerfile, containerfile_complaints
 from deploy.lint.objects import BIN, DEPLOY, OVERLAYS, ROOT, render
 from deploy.lint.placement import preferences
-from deploy.lint.references import fixed_when_made
+from deploy.lint.references import NAMESPACE, fixed_when_made
 from deploy.lint.schemas import VERSIONS, schema_complaints
 from impala.commands.actor import Actor
 from impala.commands.learner import Learner
@@ -93,7 +93,7 @@ def test_actors_on_preemptible_nodes_are_spread_nowhere_else() -> None:
 def test_the_namespace_asks_for_the_restricted_level() -> None:
     (namespace,) = yaml.safe_load_all((DEPLOY / "namespace.yaml").read_text(encoding="utf-8"))
     assert schema_complaints([namespace]) == []
-    assert namespace["metadata"]["name"] == "impala"
+    assert namespace["metadata"]["name"] == NAMESPACE
     labels = namespace["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
 

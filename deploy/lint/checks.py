@@ -9,13 +9,14 @@ from deploy.lint.metrics import dashboard_complaints, metric_complaints
 from deploy.lint.network import policy_complaints, port_complaints
 from deploy.lint.objects import DEPLOY, OVERLAYS, Object, render
 from deploy.lint.placement import placement_complaints
-from deploy.lint.references import apply_complaints, reference_complaints
+from deploy.lint.references import apply_complaints, namespace_complaints, reference_complaints
 from deploy.lint.schemas import custom_complaints, schema_complaints
 from deploy.lint.security import house_complaints, image_complaints, restricted_complaints
 
 CHECKS: Mapping[str, Callable[[Sequence[Object]], list[str]]] = {
     "schema": schema_complaints,
     "custom": custom_complaints,
+    "namespace": namespace_complaints,
     "references": reference_complaints,
     "restricted": restricted_complaints,
     "house": house_complaints,
@@ -29,7 +30,7 @@ CHECKS: Mapping[str, Callable[[Sequence[Object]], list[str]]] = {
     "apply": apply_complaints,
     "placement": placement_complaints,
 }
-NOT_FOR_OTHERS = ("image",)  # a user's overlay may use another image
+NOT_FOR_OTHERS = ("image", "namespace")  # a user's overlay may have others
 
 
 def own_complaints() -> list[str]:

@@ -6,6 +6,17 @@ from typing import Any
 from deploy.lint.commands import SECRETS
 from deploy.lint.objects import Object, is_selected, name_of, of_kind, pods_of
 
+NAMESPACE = "impala"  # which queries of the autoscaler and of an alert name
+
+
+def namespace_complaints(objects: Sequence[Object]) -> list[str]:
+    """Returns objects that are in another namespace than this project's."""
+    return [
+        f"{name_of(each)} is not in the namespace {NAMESPACE}"
+        for each in objects
+        if each["metadata"].get("namespace") != NAMESPACE
+    ]
+
 
 def reference_complaints(objects: Sequence[Object]) -> list[str]:
     """Returns selectors, volumes and accounts that refer to nothing, or to too much."""

@@ -32,9 +32,7 @@ _FAULTS = re.compile(
 )
 # Counters that a checkpoint holds; others begin at 0 when a learner starts.
 _OF_RUN = ("unrolls/", "messages/duplicates", "messages/rejected/")
-_RECEIVED = (
-    "ingest/bytes"  # a counter that tells one start from the next: none has so much at first
-)
+_RECEIVED = "ingest/bytes"  # a counter that is smaller than before after each start of the learner
 _DASHES = {"-": "", "--": "6 3", ":": "2 3", "-.": "6 3 2 3"}
 _FRAMES = "environment frames"
 _SEEDS = "Several seeds: their mean (smallest to largest); in pictures, a line in a band."

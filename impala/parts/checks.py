@@ -193,8 +193,8 @@ def _inputs(name: str, torso: Torso, observation_space: gym.Space) -> Nest:
     space.seed(0)
     if torso.sees == "image":
         assert isinstance(space, gym.spaces.Box)  # as Features has checked
-        own = as_channels_last(space).shape
-        shape = (2, *own, 1)[: max(4, 1 + len(own))]
+        one = as_channels_last(space).shape
+        shape = (2, *one, 1)[: max(4, 1 + len(one))]
         return tf.constant(np.random.default_rng(0).random(shape), tf.float32)
     drawn = space.sample(), space.sample()
     observation = tree.map_structure(lambda *leaves: tf.constant(_small(np.stack(leaves))), *drawn)

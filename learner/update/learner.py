@@ -243,13 +243,11 @@ class Learner:
           CheckpointError: it belongs to another network, algorithm or optimiser.
         """
         values, variables = saved.variables, self._named_variables()
-        if saved.algorithm != self.phase.algorithm:
-            values, variables = (
-                named_variables.of_agent(values),
-                named_variables.of_agent(variables),
-            )
-        named_variables.assign(values, variables)
-        if saved.algorithm != self.phase.algorithm:
+        if saved.algorithm == self.phase.algorithm:
+            named_variables.assign(values, variables)
+        else:
+            of_agent = named_variables.of_agent
+            named_variables.assign(of_agent(values), of_agent(variables))
             self._begin_exploration()
         self.counters = saved.counters
 
