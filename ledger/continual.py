@@ -5,7 +5,7 @@ task trained alone for as many frames; an arm's is the mean over tasks. Forgetti
 CORA's, see `impala.analysis.continual`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,16 +56,35 @@ _LEVEL = 0.05  # of all claims of an experiment together
 
 
 class Claim(NamedTuple):
-    """A claim of the paper, as a number that is above or below a limit if it holds."""
+    """A claim of the paper, as a number that is above or below a limit if it holds.
+
+    The number is one weighted sum of arms' mean scores over another, which is above 0.
+    """
 
     text: str
     quantity: str
-    arms: Sequence[str]
-    of: Callable[[Mapping[str, Any]], Any]
-    """The number, of the mean scores of these arms."""
+    above: Mapping[str, float]  # arm -> weight
+    below: Mapping[str, float]
     paper: str
     limit: float
     is_above: bool
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """The arms that it is about."""
+        return tuple({**self.above, **self.below})
+
+    def number(self, scores: Mapping[str, Any]) -> Any:
+        """Returns the number that arms' mean scores give."""
+        return _weighted(self.above, scores) / _weighted(self.below, scores)
+
+    def p(self, scores: Scores) -> float:
+        """Returns the p of the number being the limit: above - limit * below is 0."""
+        weights = {
+            arm: self.above.get(arm, 0.0) - self.limit * self.below.get(arm, 0.0)
+            for arm in self.arms
+        }
+        return statistics.welch({arm: [*scores[arm].values()] for arm in self.arms}, weights)
 
     def verdict(self, found: Interval | None, p: float) -> str:
         """Returns whether a number is on the claim's side of the limit, given its corrected p."""
@@ -78,28 +97,24 @@ class Claim(NamedTuple):
         return "holds" if (found.mean > self.limit) == self.is_above else "does not hold"
 
 
+def _weighted(weights: Mapping[str, float], scores: Mapping[str, Any]) -> Any:
+    return sum(weight * scores[arm] for arm, weight in weights.items())
+
+
 def _ratio(
     text: str, arm: str, other: str, paper: str, *, limit: float = 1.0, is_above: bool
 ) -> Claim:
     """Returns a claim about an arm's score divided by another's."""
-    quantity = f"{arm} / {other}"
-    return Claim(text, quantity, (arm, other), lambda x: x[arm] / x[other], paper, limit, is_above)
+    return Claim(text, f"{arm} / {other}", {arm: 1.0}, {other: 1.0}, paper, limit, is_above)
 
-
-def _gap_closed(scores: Mapping[str, Any]) -> Any:
-    lost = scores["simultaneous-equal-compute"] - scores["sequential-equal-compute"]
-    return (scores["clear"] - scores["sequential-equal-compute"]) / lost
-
-
-_GAP = "what clear closes of the gap, at equal compute"
 
 CLAIMS = (
     _ratio("Tasks in turn are forgotten", "sequential", "simultaneous", "0.55", is_above=False),
     Claim(
         "CLEAR prevents most of it",
-        _GAP,
-        ("simultaneous-equal-compute", "sequential-equal-compute", "clear"),
-        _gap_closed,
+        "what clear closes of the gap, at equal compute",
+        {"clear": 1.0, "sequential-equal-compute": -1.0},
+        {"simultaneous-equal-compute": 1.0, "sequential-equal-compute": -1.0},
         "0.82",
         limit=0.5,
         is_above=True,
@@ -130,14 +145,15 @@ def claim(of: Claim, scores: Scores) -> Interval | None:
     """Returns a claim's number; None if one of its arms has no records."""
     if not all(scores.get(arm) for arm in of.arms):
         return None
-    of_arms = {arm: [*scores[arm].values()] for arm in of.arms}
-    return statistics.interval_of(of_arms, of.of, of.limit)
+    return statistics.interval_of({arm: [*scores[arm].values()] for arm in of.arms}, of.number)
 
 
 def judged(scores: Scores) -> list[tuple[Claim, Interval | None, str]]:
     """Returns claims, their numbers, and verdicts that are corrected for their being several."""
     found = [claim(each, scores) for each in CLAIMS]
-    corrected = statistics.holm([x.p if x else 1.0 for x in found])
+    corrected = statistics.holm(
+        [each.p(scores) if x else 1.0 for each, x in zip(CLAIMS, found, strict=True)]
+    )
     return [
         (each, x, each.verdict(x, p)) for each, x, p in zip(CLAIMS, found, corrected, strict=True)
     ]

@@ -437,7 +437,7 @@ _ALL = (
         milestones=(0.85,),
         evaluation=_SAMPLED,
     ),
-    _preset("atari-a3c-small", seeds=(101,), milestones=_PONG),
+    _preset("atari-a3c-small", seeds=(101,)),
     Experiment(
         name="breakout",
         question="What do IMPALA, A3C and Q-learning come to on Breakout after 10M frames?",
@@ -455,7 +455,7 @@ _ALL = (
     ),
     _preset("bipedal-walker", seeds=(101,)),
     _preset("atari", milestones=_PONG),
-    _preset("atari-a3c", seeds=(101,), milestones=_PONG),
+    _preset("atari-a3c", seeds=(101,)),
     _preset("minatar", seeds=_OF_MINUTES),
     _preset("minigrid", seeds=_OF_MINUTES),
     _preset("mujoco"),

@@ -20,7 +20,6 @@ class Interval(NamedTuple):
     low: float  # as high: the mean, if there is one seed only
     high: float
     seeds: int  # of the arm with the fewest
-    p: float = 1.0  # two-sided, of being on the other side of a limit, if one was given
 
 
 def interval(of_seeds: Sequence[float]) -> Interval:
@@ -39,7 +38,6 @@ def interquartile(of_seeds: Sequence[float]) -> Interval:
 def interval_of(
     arms: Mapping[str, Sequence[float]],
     number: Callable[[Mapping[str, Any]], Any],
-    limit: float = math.nan,
     mean: Callable[[np.ndarray, int], Any] = np.mean,
 ) -> Interval:
     """Returns a number of the means of several arms, each of whose seeds are resampled.
@@ -50,7 +48,6 @@ def interval_of(
     Args:
       arms: arm -> a number of each seed, at least one.
       number: of the arms' means, which are arrays.
-      limit: what the number is compared with.
       mean: of seeds, which are on an axis.
     """
     samples = [np.array(of_seeds, float) for of_seeds in arms.values()]
@@ -64,14 +61,36 @@ def interval_of(
     result = scipy.stats.bootstrap(
         samples, of_means, method="percentile", rng=np.random.default_rng(0)
     )
-    interval, resampled = result.confidence_interval, result.bootstrap_distribution
-    rarer = min((resampled <= limit).sum(), (resampled >= limit).sum())
-    p = 1.0 if math.isnan(limit) else min(1.0, 2 * (rarer + 1) / (resampled.size + 1))
-    return Interval(found, float(interval.low), float(interval.high), seeds, float(p))
+    low, high = map(float, result.confidence_interval)
+    return Interval(found, low, high, seeds)
 
 
 def _interquartile_mean(of_seeds: np.ndarray, axis: int) -> Any:
     return scipy.stats.trim_mean(of_seeds, 0.25, axis=axis)
+
+
+def welch(arms: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> float:
+    """Returns the two-sided p of a weighted sum of arms' means being 0.
+
+    Welch 1947: arms may differ in how much their seeds differ. Of one seed it is 1.
+
+    Args:
+      arms: arm -> a number of each seed.
+      weights: arm -> the weight of its mean.
+    """
+    if min(map(len, arms.values())) < 2:
+        return 1.0
+    total, variance, freedom = 0.0, 0.0, 0.0
+    for arm, weight in weights.items():
+        of_seeds = np.array(arms[arm], float)
+        of_arm = float(weight**2 * of_seeds.var(ddof=1) / of_seeds.size)
+        total += weight * float(of_seeds.mean())
+        variance += of_arm
+        freedom += of_arm**2 / (of_seeds.size - 1)
+    if variance == 0.0:
+        return float(total == 0.0)
+    t = abs(total) / math.sqrt(variance)
+    return float(2 * scipy.stats.t.sf(t, variance**2 / freedom))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -94,11 +113,6 @@ def continual_run(record: Record) -> continual.Run:
 
 def _of_info(name: str) -> Callable[[Record], float]:
     return lambda record: float(np.mean([np.mean(each.info[name]) for each in record.final]))
-
-
-def _area(record: Record) -> float:
-    run = continual_run(record)
-    return _mean([curve.area(curve.frames[-1]) for curve in run.curves.values()])
 
 
 def _forgetting(record: Record) -> float:
@@ -135,11 +149,8 @@ SCORES: Mapping[str, Callable[[Record], float]] = {
     "return in training": _in_training,
     "late return in training": lambda record: late(record, 0.1),
     "regret": _of_info("regret"),
-    "area": _area,
     "forgetting": _forgetting,
     "transfer": _transfer,
-    "frames": lambda record: float(record.frames),
-    "minutes": lambda record: record.seconds / 60,
 }
 """Name -> the number that a record gives, a mean over its tasks; NaN if it gives none."""
 

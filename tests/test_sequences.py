@@ -3,7 +3,9 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pytest
+import scipy.stats
 
 from impala.config import values
 from impala.config.schema import Config, EnvironmentConfig, ReplayConfig, TasksConfig
@@ -95,19 +97,18 @@ def test_a_claim_is_judged_by_its_interval(
     found = continual.claim(forgotten, scores)
     assert found is not None
     assert found.mean == pytest.approx(2 / 3.5 / 2)
-    assert found.p == pytest.approx(2 / 10_000)  # all resampled are below 1
-    assert forgotten.verdict(found, found.p) == "holds"
+    assert forgotten.verdict(found, 0.04) == "holds"
     assert forgotten.verdict(found, 0.06) == "open"
-    assert forgotten.verdict(found._replace(mean=1.1), found.p) == "does not hold"
+    assert forgotten.verdict(found._replace(mean=1.1), 0.04) == "does not hold"
     found = continual.claim(closed, scores)
     assert found is not None
     clear, sequential = (12.5 / 14 + 1) / 2, 2 / 3.5 / 2
     assert found.mean == pytest.approx((clear - sequential) / (1 - sequential))
-    assert closed.verdict(found, found.p) == "holds"
+    assert closed.verdict(found, 0.04) == "holds"
     found = continual.claim(closed, continual.areas({**arms, "clear": arms["clear"][1:]}))
     assert found is not None
     assert found.seeds == 5
-    assert closed.verdict(found, found.p) == "open: fewer than 6 seeds"
+    assert closed.verdict(found, 0.04) == "open: fewer than 6 seeds"
     assert continual.claim(small, scores) is None  # nobody has run it
     verdicts = [verdict for *_, verdict in continual.judged(scores)]
     assert verdicts == [*["holds"] * 3, *["not measured"] * 4]
@@ -123,6 +124,31 @@ def test_arms_that_are_equal_have_a_ratio_of_1() -> None:
     found = continual.claim(claim, scores)
     assert found is not None
     assert (found.mean, found.low, found.high) == pytest.approx((1.0, 0.5, 2.0))
+
+
+def test_p_is_that_of_welch_s_test() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(0.8, 0.1, 10), rng.normal(0.8, 0.3, 7)
+    scores = {"clear-20th": dict(enumerate(a)), "clear": dict(enumerate(b))}
+    small = continual.CLAIMS[3]
+    expected = scipy.stats.ttest_ind(a, small.limit * b, equal_var=False).pvalue
+    assert small.p(scores) == pytest.approx(expected)
+    assert statistics.welch({"a": [1.0, 1.0], "b": [2.0, 2.0]}, {"a": 1.0, "b": -0.5}) == 1.0
+    assert statistics.welch({"a": [1.0]}, {"a": 1.0}) == 1.0
+
+
+def test_where_a_claim_of_three_arms_is_at_its_limit_one_p_in_twenty_is_below_0_05() -> None:
+    closed, rng = continual.CLAIMS[1], np.random.default_rng(0)
+    means = {
+        "clear": (0.85, 0.05),
+        "sequential-equal-compute": (0.64, 0.07),
+        "simultaneous-equal-compute": (1.06, 0.03),
+    }
+    p = [
+        closed.p({arm: dict(enumerate(rng.normal(*x, 10))) for arm, x in means.items()})
+        for _ in range(4000)
+    ]
+    assert 0.04 < np.mean(np.array(p) < 0.05) < 0.06
 
 
 def test_several_p_values_are_corrected() -> None:

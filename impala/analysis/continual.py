@@ -1,8 +1,8 @@
 """Metrics of continual learning: curves per task, area, forgetting and transfer.
 
 Forgetting and transfer follow CORA (Powers et al. 2022, arXiv 2110.10067): the fall of a task's
-return, or its rise before the task's first block, while another task is trained, divided by the
-largest |return| seen.
+return, or its rise before the task's first block, while another task is trained, divided by that
+task's largest |return| in the run.
 """
 
 import math
