@@ -36,6 +36,10 @@ CASES: dict[str, tuple[gym.Space, gym.Space]] = {
         spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3), spaces.Box(0.0, 50.0, (1,))]),
     ),
     "hundreds of parts": (spaces.MultiDiscrete([4] * 130), spaces.MultiDiscrete([3] * 255)),
+    "small integers": (
+        spaces.Tuple([spaces.MultiDiscrete([3, 4], np.int16), spaces.Discrete(5, dtype=np.uint16)]),
+        spaces.MultiDiscrete([3, 4], np.uint8),
+    ),
     "one number; 10,000 actions": (spaces.Box(-1.0, 1.0, ()), spaces.Discrete(10_000, start=-5)),
     "image and text; unequal bounds": (
         spaces.Dict({"image": spaces.Box(0, 255, (7, 7, 3), np.uint8), "task": spaces.Text(9)}),

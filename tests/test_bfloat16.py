@@ -19,6 +19,7 @@ from impala.parts import build
 from impala.runtime import process
 from impala.schedule import tasks
 from impala.types import AgentOutput, Batch, NetworkOutput, StepType, TimeStep, Unroll
+from learner.update import devices
 
 NUM_ENVS, STEPS = 6, 12
 CONFIG = values.overlay(PRESETS["atari"][1], {"objective": {"reward_clipping": "none"}})
@@ -125,3 +126,14 @@ def test_the_learner_computes_the_policy_that_acted(
             assert np.abs(ratios - 1.0).max() < 1e-3, t
     finally:
         head.w.assign(head.w / 30.0)
+
+
+def test_the_next_run_of_a_process_has_its_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_uses_bfloat16", False)
+    monkeypatch.setattr(process, "_cpu_flags", lambda: frozenset({"amx_bf16"}))
+    monkeypatch.setattr(process, "set_threads", lambda *limits, **more: None)
+    used = []
+    for bfloat16 in (True, False):
+        devices.set_up(values.overlay(CONFIG, {"learner": {"bfloat16": bfloat16}}))
+        used.append(process.uses_bfloat16())
+    assert used == [True, False]

@@ -5,6 +5,7 @@ import logging
 import math
 import pathlib
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -184,6 +185,21 @@ def test_heads_of_normalised_values_are_not_mixed_with_plain() -> None:
     others = {v.name for v in agent.variables if not np.all(v.numpy() == 3.0)}
     assert others == {"agent/baseline/w:0", "agent/baseline/b:0"}
     assert any("normalised values" in line for line in lines)
+
+
+def test_statistics_of_other_observations_are_not_taken() -> None:
+    config = AgentConfig(hidden_sizes=(8,), normalise_observations=True)
+    of_three, of_five = (
+        build.agent(config, gym.spaces.Box(-9.0, 9.0, (size,)), gym.spaces.Discrete(3))
+        for size in (3, 5)
+    )
+    for variable in of_three.variables:
+        variable.assign(tf.fill(variable.shape, 7.0))
+    _, lines = named_variables.initialise(of_five.variables, _saved(of_three))
+    assert any("other observations" in line for line in lines)
+    statistics = {v.name: v.numpy() for v in of_five.variables if "normaliser" in v.name}
+    assert statistics.pop("normaliser/count:0") == 0.0
+    assert not any(np.any(value == 7.0) for value in statistics.values())
 
 
 def test_what_did_not_fit_is_named_too() -> None:

@@ -149,9 +149,10 @@ def test_what_an_environment_discounts_within_a_hold_counts() -> None:
     env = ActionRepeat(Lives(), RepeatConfig(most=3, discount=0.5))
     env.reset()
     _, reward, _, _, info = env.step(0)
-    assert (reward, info["discount"]) == (10 + 0.5 * 20, 0.0)
+    assert (reward, info["discount"], info["frames"]) == (10 + 0.5 * 20, 0.0, 2)
+    # The rest of the hold would count for nothing.
     _, reward, _, _, info = env.step(0)
-    assert (reward, info["discount"]) == (40 + 0.5 * 50 + 0.25 * 60, 0.25)
+    assert (reward, info["discount"]) == (30 + 0.5 * 40 + 0.25 * 50, 0.25)
 
 
 class Over(hold.Masked):

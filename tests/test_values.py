@@ -363,9 +363,9 @@ def test_each_term_moves_its_own_variables_and_no_others() -> None:
 
 def test_critics_learn_from_the_target_of_the_value_network() -> None:
     """Haarnoja et al. 2018, arXiv 1801.01290, equations 5 to 10; the policy on the first critic."""
-    algorithm, batch = make_sac(value_network=True, learn_temperature=False)
+    algorithm, batch = make_sac(value_network=True, learn_temperature=False, temperature=0.2)
     assert algorithm._value is not None
-    algorithm._log_temperature.assign(np.log(0.2))
+    algorithm._log_temperature.assign(3.0)  # as of a checkpoint with another fixed temperature
     timestep, policy = batch.unroll.timestep, algorithm.agent.distribution
     now, then = timestep.observation[:-1], timestep.observation[1:]
     keep = np.array([[not is_seam(batch, t, b) for b in range(B)] for t in range(T)])

@@ -351,9 +351,10 @@ def as_vector(space: gym.Space, value: Nest) -> tf.Tensor:
       ValueError: the space, or one in it, has no fixed size.
     """
     if isinstance(space, gym.spaces.Discrete):
-        return tf.one_hot(value - tf.cast(space.start, value.dtype), int(space.n))
+        return tf.one_hot(tf.cast(value, tf.int64) - int(space.start), int(space.n))
     if isinstance(space, gym.spaces.MultiDiscrete):
-        choices = tf.unstack(snt.flatten(value - tf.cast(space.start, value.dtype)), axis=-1)
+        start = space.start.astype(np.int64)
+        choices = tf.unstack(snt.flatten(tf.cast(value, tf.int64) - start), axis=-1)
         sizes = [int(size) for size in space.nvec.reshape(-1)]
         vectors = [tf.one_hot(choice, size) for choice, size in zip(choices, sizes, strict=True)]
         return tf.concat(vectors, axis=-1)

@@ -128,7 +128,10 @@ class Sac(Algorithm):
         observation = batch.unroll.timestep.observation
         network_output, _ = self.agent.unroll(batch.unroll.timestep, batch.unroll.core_state)
         steps = losses.align(batch, network_output, self._objective)
-        temperature = tf.exp(self._log_temperature)
+        # A fixed one is the setting's, also after a checkpoint with another.
+        temperature = tf.constant(config.temperature)
+        if config.learn_temperature:
+            temperature = tf.exp(self._log_temperature)
         fixed_temperature = tf.stop_gradient(temperature)
 
         # Actions of the current policy in each of the T + 1 states.

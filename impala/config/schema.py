@@ -562,8 +562,8 @@ class LearnerConfig:
     """Compile the update with XLA where it is computed on a GPU: there it is 1.2 to 1.9 times as
     fast (an H200) once it is compiled, which takes half a minute beside the first updates."""
     bfloat16: bool = False
-    """Compute convolutions and products of the torso in bfloat16 where that is faster: on a GPU,
-    with AMX, or with AVX-512 BF16 of AMD. Everything else is computed in float32."""
+    """Compute the torso of standardised images in bfloat16 where that is faster: on a GPU, with
+    AMX, or with AVX-512 BF16 of AMD. Everything else is computed in float32."""
     threads: Annotated[Count, OPERATIONAL] = 0
     """TensorFlow threads of one operation of the update; 0 means all cores this process may use.
     Operations that do not wait for each other run at the same time, whatever this is."""

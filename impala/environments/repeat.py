@@ -10,8 +10,8 @@ from impala.environments.spaces import ACTION_MASK, choices, chosen, has_action_
 
 
 class ActionRepeat(gym.Wrapper):
-    """Plays an action again and again, as one step: up to the end of the episode, or to where the
-    environment's mask forbids it.
+    """Plays an action again and again, as one step: up to the end of the episode, to a discount of
+    0, or to where the environment's mask forbids it.
 
     The reward is the sum of the frames' rewards, or the discounted sum; the other infos are those
     of the last frame. Info `frames` says how many were played. If the number is learned, the action
@@ -61,7 +61,7 @@ class ActionRepeat(gym.Wrapper):
             frames += int(info.get("frames", 1))
             discount = weight * float(info.get("discount", 1.0))
             weight = config.discount * discount
-            if terminated or truncated or self._forbids(observation, action):
+            if terminated or truncated or discount == 0.0 or self._forbids(observation, action):
                 break
         info = {**info, "frames": frames, "discount": discount}
         return self._widened(observation), total, terminated, truncated, info

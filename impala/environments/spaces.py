@@ -79,6 +79,7 @@ def by_size(sizes: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     Returns:
       For each size n: the numbers of the K parts that have it [K], and their columns [K, n].
     """
+    sizes = sizes.astype(np.int64)  # unsigned ones would give positions as float64
     begins = sizes.cumsum() - sizes
     groups = [(np.flatnonzero(sizes == size), np.arange(size)) for size in np.unique(sizes)]
     return [(parts, begins[parts, np.newaxis] + entries) for parts, entries in groups]

@@ -240,13 +240,16 @@ def set_threads(intra_op: int, inter_op: int = 1) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(inter_op)
 
 
-def use_bfloat16(on_gpu: bool = False) -> bool:
-    """Has torsos compute in bfloat16 from now on, where that is faster; all else stays float32.
+def use_bfloat16(wanted: bool = True, *, on_gpu: bool = False) -> bool:
+    """Has torsos of standardised images compute in bfloat16 from now on, where that is faster.
+
+    All else stays float32.
 
     It is faster on GPUs, on CPUs with AMX, and on AMD's with AVX-512 BF16. On Intel's without AMX
     an update of `atari` takes 1.4 times as long as in float32 (docs/performance.md).
 
     Args:
+      wanted: False: in float32.
       on_gpu: whether torsos are on a GPU.
 
     Returns:
@@ -254,7 +257,8 @@ def use_bfloat16(on_gpu: bool = False) -> bool:
     """
     global _uses_bfloat16
     flags = _cpu_flags()
-    _uses_bfloat16 = on_gpu or "amx_bf16" in flags or {"avx512_bf16", "AuthenticAMD"} <= flags
+    is_faster = on_gpu or "amx_bf16" in flags or {"avx512_bf16", "AuthenticAMD"} <= flags
+    _uses_bfloat16 = wanted and is_faster
     return _uses_bfloat16
 
 

@@ -28,16 +28,16 @@ def set_up(config: Config) -> None:
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
         _log.info("Learning on %s.", gpu.name)
+    is_used = process.use_bfloat16(config.learner.bfloat16, on_gpu=bool(gpus))
+    if config.learner.bfloat16:
+        kind = "bfloat16" if is_used else "float32, which is faster on this CPU"
+        _log.info("A torso of standardised images computes in %s.", kind)
     cores = 1 if config.deterministic else process.available_cores()
     process.set_threads(config.learner.threads or cores, inter_op=cores)
     if uses_xla(config, "GPU" if gpus else "CPU"):
         _log.info(
             "XLA compiles the update when the first batch has come, beside the first updates."
         )
-    if config.learner.bfloat16:
-        is_used = process.use_bfloat16(on_gpu=bool(gpus))
-        kind = "bfloat16" if is_used else "float32, which is faster on this CPU"
-        _log.info("The torso computes in %s.", kind)
 
 
 def is_cpu(device: str) -> bool:

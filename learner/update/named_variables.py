@@ -38,7 +38,7 @@ def assign(values: Mapping[str, np.ndarray], variables: Mapping[str, Any]) -> No
         variable.assign(values[name])
 
 
-_BASELINE_HEAD = "agent/baseline/"  # of names of variables
+_BASELINE_HEAD, _NORMALISER = "agent/baseline/", "normaliser/"  # of names of variables
 
 
 def initialise(variables: Sequence[Any], saved: Checkpoint) -> tuple[float, list[str]]:
@@ -54,9 +54,14 @@ def initialise(variables: Sequence[Any], saved: Checkpoint) -> tuple[float, list
     values = {_own_name(name): value for name, value in of_agent(saved.variables).items()}
     taken: dict[str, int] = {}
     lines: list[str] = []
-    if "popart/mean:0" in values and "popart/mean:0" not in {each.name for each in variables}:
+    shapes = {each.name: tuple(each.shape) for each in variables}
+    if "popart/mean:0" in values and "popart/mean:0" not in shapes:
         lines.append("The baseline's head gave normalised values (agent.popart): it is not taken.")
         values = {n: value for n, value in values.items() if not n.startswith(_BASELINE_HEAD)}
+    mean = f"{_NORMALISER}mean:0"
+    if mean in values and mean in shapes and values[mean].shape != shapes[mean]:
+        lines.append("The statistics are of other observations: they are not taken.")
+        values = {n: value for n, value in values.items() if not n.startswith(_NORMALISER)}
     for variable in variables:
         value = values.pop(variable.name, None)
         if value is None:
