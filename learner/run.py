@@ -319,7 +319,7 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
         )
     gauges = Gauges(
         *(plan.phases, records, server, ingest, pacing, replay, guard, checkpoints),
-        *(snapshots, writer, inference),
+        *(snapshots, writer, inference, state.incarnations),
     )
     reporter = Reporter(
         *(telemetry, gauges, writer, plan.names, config.learner.log_seconds),
@@ -372,7 +372,7 @@ def train(run: Run, stop: EndRequest, closing: contextlib.ExitStack) -> str:
     for iteration in training.iterations(
         until=lambda: stop.is_set() or bool(records.quarantine.ends_run),
         may_learn=run.snapshot_maker.has_room,
-        queued=lambda: run.ingest.depth,
+        queued=lambda: run.service.queued,
     ):
         if run.server is not None:
             run.server.check()

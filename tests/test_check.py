@@ -1,5 +1,6 @@
 """`impala check`: an environment is looked at before training, and what is wrong is refused."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -9,12 +10,15 @@ import numpy as np
 import own
 import pytest
 
+from impala import environments
 from impala.commands import check
 from impala.commands import main as cli
 from impala.commands.check import Check
 from impala.commands.parsing import parse
+from impala.config import rules
 from impala.config.presets import PRESETS
 from impala.config.schema import EnvironmentConfig
+from impala.environments import pace
 from impala.environments.look import Look
 from impala.runtime.failures import Shown
 from impala.schedule.tasks import Task
@@ -106,7 +110,7 @@ def test_random_play_obeys_the_mask(capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("vectorization", "helps"),
     [
-        ("sync", "async gives each of an actor's 32 environments a process"),
+        ("sync", "async gives each of an actor's 32 environments a process (if it is a gym"),
         ("async", "num-envs 64"),
     ],
 )
@@ -120,6 +124,19 @@ def test_what_is_slow_is_noted_with_what_helps(vectorization: str, helps: str) -
     (line,) = check._odd(look, task, PRESETS["cartpole"][1])
     assert "slow, 33 steps/s in one process (a step takes 0.1 ms, a reset 300 ms)" in line
     assert helps in line
+
+
+@pytest.mark.parametrize(
+    "id", ["Catch", "Catch/Continuing", "ALE/Pong-v5", "CartPole-v1", "Bandit/Independent-v0"]
+)
+@pytest.mark.parametrize("vectorization", ["sync", "own"])
+def test_the_advice_for_what_is_slow_can_be_followed(id: str, vectorization: str) -> None:
+    advice = pace.advice(EnvironmentConfig(id=id, vectorization=vectorization), 2)  # type: ignore[arg-type]
+    if "async" not in advice:
+        return
+    advised = EnvironmentConfig(id=id, vectorization="async")
+    rules.validate(dataclasses.replace(PRESETS["cartpole"][1], environment=advised))
+    environments.make(advised, 2).close()
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
 """Parts by name: built in, installed, or `module:attribute` where this process is allowed to."""
 
 import pathlib
+import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from impala.config import demands
@@ -19,6 +23,7 @@ from impala.parts.components import (
     ComponentError,
     Kind,
     find,
+    for_children,
     give,
     load,
     load_environment,
@@ -215,7 +220,7 @@ def maker(number):
     return lambda: number
 names = [give(maker(4)), give(Ours)]
 print(*names, load(names[0], Allowed())(), load(names[1], Allowed()).number, flush=True)
-environ = for_children(pathlib.Path("parts"))
+environ = for_children(pathlib.Path("parts"), names)
 code = "import sys; from impala.parts.components import Allowed, load;"
 code += "print(load(sys.argv[1], Allowed())(), load(sys.argv[2], Allowed()).number)"
 subprocess.run([sys.executable, "-c", code, *names], env={{**os.environ, **environ}}, check=True)
@@ -235,6 +240,34 @@ def test_what_a_program_defines_is_not_to_be_allowed_elsewhere() -> None:
     with pytest.raises(ComponentError, match="load it in one that defines it") as raised:
         Allowed().check("__main__:Walk")
     assert "--allow" not in str(raised.value)
+
+
+def test_what_a_program_gives_keeps_its_name(tmp_path: pathlib.Path) -> None:
+    def function(held: object) -> Any:
+        return lambda: held
+
+    def a_class(held: object) -> Any:
+        class Holder:
+            it = held
+
+        return Holder
+
+    # Parts of one name are told apart, also by what cannot be compared ...
+    of_function = [function(held) for held in (0.1, 0.5, np.zeros(2), np.ones(2))]
+    parts = [*of_function, a_class(1), a_class(2)]
+    names = [give(part) for part in parts]
+    assert len(set(names)) == len(parts)
+    assert names[1] == f"{names[0]}2"
+    assert [load(name, Allowed()) for name in names] == parts
+    # ... and the same one, or its definition run once more, has its name again.
+    assert give(function(0.1)) == names[0]
+    assert [give(part) for part in parts] == names
+    # A run's children get what it names, and need not be able to get other parts.
+    locked = give(function(threading.Lock()))
+    assert for_children(tmp_path / "parts", names=()) == {}
+    assert for_children(tmp_path / "parts", names=names[:2])
+    with pytest.raises(ComponentError, match=f"^{re.escape(locked)} cannot be sent to"):
+        for_children(tmp_path / "parts", names=[locked])
 
 
 def test_what_is_no_part_cannot_be_given() -> None:

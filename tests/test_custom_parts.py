@@ -1,5 +1,6 @@
 """Parts that a user brings: their settings, their help, and what is said of mistakes."""
 
+import dataclasses
 import os
 import pathlib
 import sys
@@ -7,13 +8,22 @@ from collections.abc import Iterator
 
 import pytest
 import yaml
+from half_trained import STORED
 
 from impala.commands import main as cli
 from impala.config import layers, rules, values
 from impala.config.demands import Demands
-from impala.config.schema import AgentConfig, Config, MixConfig
+from impala.config.schema import (
+    AgentConfig,
+    Config,
+    MixConfig,
+    OptimiserConfig,
+    TelemetryConfig,
+)
+from impala.logdir import checkpoint
 from impala.parts import sections
 from impala.parts.components import Allowed
+from impala.play.player import Player
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 TORSO, ALGORITHM = "custom_torso:Gated", "custom_algorithm:Slow"
@@ -88,6 +98,28 @@ MINE = ("Catch with parts.", compose(catch, gated=Gated.Settings(width=32)))
     assert "gated" not in printed and "slow" in printed
 
 
+def test_a_part_has_the_section_of_one_that_it_replaces(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "custom_other.py").write_text("""
+import dataclasses, custom_torso
+class Gated(custom_torso.Gated):
+    @dataclasses.dataclass(frozen=True)
+    class Settings:
+        width: int = 5
+        depth: int = 1
+""")
+    other = {"agent": {"torso": "custom_other:Gated"}}
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"agent: {{torso: '{TORSO}'}}\n")
+    flags = ["--agent.torso", "custom_other:Gated", "--gated.depth", "3"]
+    config = layers.layered("catch", file, {}, flags)
+    assert values.to_dict(config)["gated"] == {"width": 5, "depth": 3}
+    config = layers.composed_over(layers.layered("catch", file, {}), other)
+    assert values.to_dict(config)["gated"] == {"width": 5, "depth": 1}
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -140,3 +172,20 @@ def test_reading_settings_imports_nothing_that_is_not_allowed() -> None:
     with pytest.raises(values.OptionError, match="--allow custom_environment:Games-v0"):
         sections.from_dict({"environment": {"id": "custom_environment:Games-v0"}}, Allowed())
     assert "custom_torso" not in sys.modules
+
+
+def test_playing_imports_nothing_that_only_training_uses() -> None:
+    saved = checkpoint.choose(STORED / "catch")
+    trained = dataclasses.replace(
+        saved.config,
+        algorithm=ALGORITHM,
+        optimiser=OptimiserConfig(name="no_such:Optimiser"),
+        telemetry=TelemetryConfig(sinks=("no_such:Sink",)),
+    )
+    own, needs = {"slow": {"step": 0.3}}, frozenset({"slow.step"})
+    player = Player(saved._replace(config=trained, own=own, needs=needs))
+    assert player.config.algorithm == ALGORITHM
+    assert "custom_algorithm" not in sys.modules
+    named = dataclasses.replace(trained, agent=AgentConfig(torso=TORSO))
+    with pytest.raises(values.OptionError, match=f"--allow {TORSO}"):
+        Player(saved._replace(config=named))

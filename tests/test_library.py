@@ -152,6 +152,9 @@ def test_what_cannot_be_acted_on_is_refused() -> None:
         catch(board)
 
     bandit = impala.load(STORED / "bandit")
+    for shown in (np.zeros(4, int), np.zeros(3, int), 0):  # which sees the last action
+        assert bandit(shown).shape == np.shape(shown)
+        bandit.reset()
     bandit(0)  # an episode begins: there is no last reward yet
     with pytest.raises(ValueError, match=r"call policy\(observation, reward\)"):
         bandit(0)

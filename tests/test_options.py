@@ -5,6 +5,7 @@ import json
 import pathlib
 from typing import Any
 
+import numpy as np
 import pytest
 
 from impala.commands.parsing import parse
@@ -111,6 +112,7 @@ def test_flags_hold_every_kind_of_value_between_other_words() -> None:
     )
     with pytest.raises(OptionError, match="--seed lacks its value"):
         layers.from_flags(["--seed", "--deterministic"])
+    assert layers.from_flags(["--mix.no-learn-from-fresh=false"])[0] == {}  # which is no flag
 
 
 def test_settings_of_an_algorithm_that_does_not_learn_are_refused() -> None:
@@ -195,6 +197,15 @@ def test_wrong_plain_data_is_named_with_what_would_be_right(
     assert message in str(caught.value)
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    rate = np.float32(0.5)
+    config = values.from_dict(Config, {"seed": np.int64(3), "optimiser": {"learning_rate": rate}})
+    assert (config.seed, type(config.seed)) == (3, int)
+    assert type(config.optimiser.learning_rate) is float
+    with pytest.raises(OptionError, match=r"seed is np\.True_; it must be a whole number"):
+        values.from_dict(Config, {"seed": np.True_})
+
+
 def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("seed: -1\n")
@@ -229,6 +240,10 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
         (
             {"environment": {"id": "Catch", "vectorization": "async"}},
             "environment.vectorization is async, but Catch steps all environments of a group",
+        ),
+        (
+            {"environment": {"id": "Catch/Continuing", "vectorization": "async"}},
+            "environment.vectorization is async, but Catch/Continuing steps all environments of a",
         ),
         (
             {"impala": {"correction": "one_step", "clip_pg_rho_threshold": 0.5}},

@@ -142,6 +142,24 @@ def test_runs_are_compared_by_one_measure(tmp_path: pathlib.Path) -> None:
     assert alone.what.startswith("return")
 
 
+def test_faults_of_starts_are_added_up(tmp_path: pathlib.Path) -> None:
+    """Given a start that ended before it had received as much as the next one's first row tells."""
+    logdir = run(tmp_path / "run", [1.0])
+    starts = [{"learner/starts": 1, "ingest/bytes": 5}, {"learner/starts": 2, "ingest/bytes": 9}]
+    rows = [
+        {"frames": i, "seconds": i, "guard/rollbacks": 2, **row} for i, row in enumerate(starts)
+    ]
+    (logdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "guard/rollbacks 4" in report.page(runs.grouped([runs.read(logdir)]), None)
+
+
+def test_settings_that_cannot_be_read_are_near_no_preset(tmp_path: pathlib.Path) -> None:
+    logdir = run(tmp_path / "run", [1.0])
+    (logdir / "config.yaml").write_text("seed: [")
+    page = report.page(runs.grouped([runs.read(logdir)]), None)
+    assert "its config.yaml cannot be read" in page and "unchanged" not in page
+
+
 def test_two_runs_of_a_seed_are_not_averaged(tmp_path: pathlib.Path) -> None:
     made = [run(tmp_path / name, [1.0, 2.0]) for name in ("one", "two")]
     other = run(tmp_path / "three", [3.0, 4.0], seed=1)

@@ -25,6 +25,7 @@ from impala.config.schema import (
     ObjectiveConfig,
     TasksConfig,
     TeacherConfig,
+    TelemetryConfig,
 )
 from impala.config.values import OptionError
 from impala.environments.spaces import FORBIDDEN, Spaces
@@ -344,8 +345,9 @@ def test_copies_have_the_settings_of_own_parts(
     wide = sections.from_dict(
         {**values.to_dict(own), "gated": {"width": 24}}, Allowed(("custom_torso:Gated",))
     )
-    teacher = tmp_path / "teacher"
-    checkpoint.save(teacher, saved(wide), keep=1)
+    teacher, sinks = tmp_path / "teacher", TelemetryConfig(sinks=("no_such:Sink",))
+    made = saved(wide)._replace(config=dataclasses.replace(wide, telemetry=sinks))
+    checkpoint.save(teacher, made, keep=1)
     run = dataclasses.replace(own, teacher=TeacherConfig((str(teacher),)))
     run = sections.compose(run)
     found = teachers.read(run)

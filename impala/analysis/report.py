@@ -7,6 +7,7 @@ the colour of the page, so that it is readable on light and dark screens.
 import base64
 import html
 import io
+import itertools
 import json
 import pathlib
 import re
@@ -32,7 +33,8 @@ _FAULTS = re.compile(
 )
 # Counters that a checkpoint holds; others begin at 0 when a learner starts.
 _OF_RUN = ("unrolls/", "messages/duplicates", "messages/rejected/")
-_RECEIVED = "ingest/bytes"  # a counter that is smaller than before after each start of the learner
+_STARTS = "learner/starts"
+_RECEIVED = "ingest/bytes"  # a counter of a start, for rows without the number of starts
 _DASHES = {"-": "", "--": "6 3", ":": "2 3", "-.": "6 3 2 3"}
 _FRAMES = "environment frames"
 _SEEDS = "Several seeds: their mean (smallest to largest); in pictures, a line in a band."
@@ -201,11 +203,13 @@ def _settings(found: Groups, styles: curves.Styles) -> str:
             for path, value in of_preset.items()
         ]
         table = _table(("setting", "here", f"in {preset}"), changed) if changed else ""
+        said = f"<code>{preset}</code>{' with these settings:' if changed else ', unchanged.'}"
+        if not group[0].settings:
+            said = "its config.yaml cannot be read."
         directories = ", ".join(str(run.logdir) for run in group)
         content += (
             f"<details{' open' if len(found) == 1 else ''}><summary>{html.escape(name)}</summary>"
-            f"<p><code>{html.escape(directories)}</code>: <code>{preset}</code>"
-            f"{' with these settings:' if changed else ', unchanged.'}</p>{table}</details>"
+            f"<p><code>{html.escape(directories)}</code>: {said}</p>{table}</details>"
         )
     return content
 
@@ -338,10 +342,11 @@ def _mean(run: Run, metric: str) -> float:
 
 def _count(run: Run, metric: str) -> float:
     """Returns a counter's value over all starts of the learner."""
-    total = of_start = received = 0.0
-    for row in run.rows:
-        before, received = received, row.get(_RECEIVED, received)
-        if received < before and not metric.startswith(_OF_RUN):  # another start: all begins at 0
+    total = of_start = 0.0
+    for before, row in itertools.pairwise([{}, *run.rows]):
+        is_first = row.get(_STARTS, 0) != before.get(_STARTS, 0)
+        is_first |= row.get(_RECEIVED, 0) < before.get(_RECEIVED, 0)
+        if is_first and not metric.startswith(_OF_RUN):  # all others begin at 0
             total, of_start = total + of_start, 0.0
         of_start = row.get(metric, of_start)
     return total + of_start
@@ -355,7 +360,8 @@ def _starts(logdir: pathlib.Path) -> str:
 
 
 def _setting(run: Run, path: str) -> str:
-    return html.escape(runs.text(run.experiment[path]) if path in run.experiment else "none")
+    unknown = "none" if run.settings else "?"
+    return html.escape(runs.text(run.experiment[path]) if path in run.experiment else unknown)
 
 
 # HTML.

@@ -27,8 +27,8 @@ class Learner(RunFlags):
     """Exit status if a signal stops the run before its end. 0 suits Kubernetes and systemd; use 75
     if a script must distinguish a stopped run from a finished one."""
     own_actors: bool = False
-    """All actors are the run's own, as with `impala train`: when one would be quarantined, except for
-    updates that were not finite, say why and end with status 1."""
+    """All actors are the run's own, as with `impala train`: when one would be quarantined, except
+    for updates that were not finite, say why and end with status 1."""
     health_listen: str | None = None
     """HOST:PORT where only gRPC health is served, in plain text, for probes without TLS."""
     metrics_listen: str | None = None

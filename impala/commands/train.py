@@ -117,7 +117,9 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
         context as supervisor,
     ):
         directory = pathlib.Path(temporary)
-        environ = components.for_children(directory / "parts")
+        settings = command.settings
+        parts = (*sections.allowed(settings).names, settings.demonstrations.source)
+        environ = components.for_children(directory / "parts", parts)
         socket, failures = directory / "learner", Shown(directory / "failures")
         programs = _actor_programs(command, socket, actors_log, failures.path, environ)
         watch = _Watch(supervisor, programs, failures, actors_log)

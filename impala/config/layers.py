@@ -6,7 +6,7 @@ import difflib
 import itertools
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import yaml
@@ -49,7 +49,7 @@ def layered(
     data = read_yaml(file) if file is not None else {}
     # The named parts determine which settings exist, so all names come first; and a layer may have
     # settings of a part that a layer above it has replaced.
-    config = overlay(sections.class_of(*named(preset, file, environ, argv))(), to_dict(base))
+    config = _known(base, named(preset, file, environ, argv))
     config = put_over(config, data, f"{file}: ")
     config = put_over(config, from_environment(environ, config), _VARIABLES)
     return sections.compose(put_over(config, from_flags(argv, config)[0]))
@@ -75,8 +75,22 @@ def composed_over(base: Config, data: Mapping[str, Any], source: str = "") -> Co
     Raises:
       OptionError: as `put_over`.
     """
-    known = sections.class_of(base, overlay(base, sections.naming(data)))
-    return sections.compose(put_over(overlay(known(), to_dict(base)), data, source))
+    known = _known(base, (base, overlay(base, sections.naming(data))))
+    return sections.compose(put_over(known, data, source))
+
+
+def _known(base: Config, of_layers: Iterable[Config]) -> Config:
+    """Returns a configuration with a section for each part that layers name, the lowest first.
+
+    Where parts have the same section, it is that of the highest layer.
+    """
+    parts: dict[str, sections.Part] = {}
+    for config in of_layers:
+        parts |= {part.section: part for part in sections.class_of(config).own}
+    names = {(part.kind, part.name) for part in parts.values()}
+    replaced = {part.section for part in base.own if (part.kind, part.name) not in names}
+    kept = {name: value for name, value in to_dict(base).items() if name not in replaced}
+    return overlay(sections.class_with(tuple(parts.values()))(), kept)
 
 
 def named(
@@ -189,7 +203,7 @@ def from_flags(argv: Sequence[str], config: Config = _DEFAULTS) -> tuple[dict[st
         like = defaults.get(path)
         if like is not None and equals:
             _put(settings, path, _read_text(text, like))
-        elif isinstance(defaults.get(switch), bool):
+        elif not equals and isinstance(defaults.get(switch), bool):
             _put(settings, switch, path == switch)
         elif isinstance(like, tuple):
             items = list(itertools.takewhile(_is_value, words))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from impala.config import demands
 from impala.config.schema import Config, PolicyGradientConfig, TeacherConfig
 from impala.config.values import OptionError, changed, overlay, to_dict
+from impala.parts import components
 from impala.schedule import phases, tasks
 from impala.schedule.tasks import Task
 
@@ -64,11 +65,10 @@ def _check_vectorization(config: Config, played: Sequence[Task]) -> None:
     if config.environment.vectorization != "async":
         return
     ids = [task.environment.id for task in played]
-    if all(id == "Catch" or id.startswith("ALE/") for id in ids):
+    if all(map(components.steps_together, ids)):
         raise OptionError(
             f"environment.vectorization is async, but {ids[0]} steps all environments of a "
-            "group in the actor's process: set it to sync. ALE games have threads "
-            "(actor.env_threads)."
+            "group together: set it to sync. ALE games have threads (actor.env_threads)."
         )
 
 

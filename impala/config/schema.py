@@ -124,7 +124,8 @@ class EnvironmentConfig:
     vectorization: Annotated[Literal["sync", "async", "own"], OPERATIONAL] = "sync"
     """Gymnasium environments: sync, in the actor's process; async, a process for each; own, the
     vector environment registered under the id (CartPole and bandits have one), or sync if there is
-    none. ALE games and Catch cannot be async; ALE has its own threads."""
+    none. ALE games (which have threads), Catch, and classes of your own that are no gymnasium.Env
+    cannot be async."""
     repeat: RepeatConfig = RepeatConfig()
     text_characters: Annotated[int, Range(0, 1000)] = 0
     """How texts in observations are seen: 0, which words occur (256 numbers, by hashing); else so

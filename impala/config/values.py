@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import json
 import math
+import numbers
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -136,13 +137,25 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any) -> list[str]:
-    """Returns a description of each differing setting, such as "seed: 0 -> 1"."""
+    """Returns a description of each differing setting, such as "seed: 0 -> 1".
+
+    Settings unknown to either are omitted.
+
+    Args:
+      old: dataclasses, or nested plain data.
+      new: of the same kind.
+    """
     before, after = flatten(old), flatten(new)
     return [
-        f"{path}: {before[path]} -> {value}"
+        f"{path}: {shown(before[path])} -> {shown(value)}"
         for path, value in after.items()
         if path in before and before[path] != value
     ]
+
+
+def shown(value: Any) -> str:
+    """Returns a setting as text for a message."""
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
@@ -311,6 +324,8 @@ def _check_range(path: str, value: float, limits: Range) -> None:
 
 def _number(hint: type, value: Any) -> int | float | None:
     """Returns the number, or None if there is none; "3e-4", text in YAML 1.1, is one."""
+    if isinstance(value, numbers.Number) and hasattr(value, "item"):  # one of NumPy
+        value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

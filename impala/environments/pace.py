@@ -1,6 +1,7 @@
 """How fast environments step, and what helps where they are the limit."""
 
 from impala.config.schema import EnvironmentConfig
+from impala.parts import components
 from impala.runtime.printable import duration
 
 _MOST = 0.5  # share of the time
@@ -13,16 +14,17 @@ def advice(environment: EnvironmentConfig, num_envs: int) -> str:
       environment: that is played.
       num_envs: environments of each actor.
     """
-    if environment.id == "Catch" or environment.id.startswith("ALE/"):
+    if components.steps_together(environment.id):
         return "more actors help (--num-actors)"
     if environment.vectorization == "async":
         return (
             f"more environments help (--actor.num-envs {2 * num_envs}), and more actors "
             "(--num-actors) on further cores or hosts"
         )
+    condition = " (if it is a gymnasium.Env)" if components.is_attribute(environment.id) else ""
     return (
         f"--environment.vectorization async gives each of an actor's {num_envs} environments a "
-        "process"
+        f"process{condition}"
     )
 
 

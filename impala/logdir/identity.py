@@ -58,12 +58,10 @@ def differences(logdir: pathlib.Path, config: Config) -> list[str]:
     read = values.flatten(values.to_dict(values.from_stored(Config, stored)))
     before = {path: read.get(path, value) for path, value in values.flatten(stored).items()}
     after = values.flatten(values.to_dict(config))
-    found = [
-        f"{path}: {_shown(before[path])} -> {_shown(value)}"
-        for path, value in after.items()
-        if _is_of_experiment(path, config) and path in before and before[path] != value
-    ]
-    return found or _differences_of_turns(logdir, values.from_stored(Config, stored), config)
+    after = {path: value for path, value in after.items() if _is_of_experiment(path, config)}
+    if found := values.differences(before, after):
+        return found
+    return _differences_of_turns(logdir, values.from_stored(Config, stored), config)
 
 
 def check(logdir: pathlib.Path, config: Config) -> None:
@@ -95,9 +93,10 @@ def _differences_of_turns(logdir: pathlib.Path, before: Config, after: Config) -
 
     if ends(before) == ends(after):
         return []
+    there, here = values.shown(ends(before)), values.shown(ends(after))
     return [
-        f"the tasks' turns, which ended at {_shown(ends(before))} frames, would have ended at "
-        f"{_shown(ends(after))}: --tasks.frames and --tasks.cycles keep them"
+        f"the tasks' turns, which ended at {there} frames, would have ended at {here}: "
+        "--tasks.frames and --tasks.cycles keep them"
     ]
 
 
@@ -117,10 +116,6 @@ def _is_of_experiment(path: str, config: Config) -> bool:
     roots = (*_EXPERIMENT, *sections.for_actors(config))
     is_within = any(path == root or path.startswith(f"{root}.") for root in roots)
     return is_within and not values.is_operational(type(config), path)
-
-
-def _shown(value: Any) -> str:
-    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
 def _word(name: str) -> str:

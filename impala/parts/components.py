@@ -13,6 +13,7 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
+import itertools
 import os
 import pathlib
 import pickle
@@ -167,7 +168,7 @@ def give(part: Any) -> str:
     """Takes a class or function of this program, and returns its name, MODULE:ATTRIBUTE.
 
     In this process and its children (`for_children`) the name stands for it from now on, and may
-    be used like that of a part that is built in.
+    be used like that of a part that is built in. It ends in a number if another part has it.
 
     Raises:
       ComponentError: it is something else.
@@ -177,12 +178,33 @@ def give(part: Any) -> str:
     # A lambda, or what a function has made, has a name that cannot be written.
     attribute = re.sub(r"[^\w.]", "_", part.__qualname__)
     name = f"{part.__module__}:{attribute}"
+    names = itertools.chain([name], (f"{name}{number}" for number in itertools.count(2)))
+    name = next(each for each in names if _is_again(_given().get(each, part), part))
     _given()[name] = part
     return name
 
 
-def for_children(file: pathlib.Path) -> dict[str, str]:
+def _is_again(one: Any, other: Any) -> bool:
+    """Returns whether two parts of one name are the same, or the same definition run once more."""
+    if one is other:
+        return True
+    if not (inspect.isfunction(one) and inspect.isfunction(other)):
+        return "<" not in other.__qualname__  # a notebook's class, whose cell was run once more
+    try:
+        return all(
+            getattr(one, name) == getattr(other, name)
+            for name in ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
+        )
+    except Exception:  # of what they hold: the comparison of arrays is no bool
+        return False
+
+
+def for_children(file: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
     """Writes what this process was given to a file, for its children.
+
+    Args:
+      file: that is written.
+      names: of the parts that the children need; others are left out.
 
     Returns:
       The environment variables that they need. They load the file as a pickle, so only the user
@@ -191,15 +213,16 @@ def for_children(file: pathlib.Path) -> dict[str, str]:
     Raises:
       ComponentError: something cannot be pickled.
     """
-    if not _given():
+    given = {name: _given()[name] for name in names if name in _given()}
+    if not given:
         return {}
     from gymnasium.vector.utils import CloudpickleWrapper
 
     try:  # cloudpickle, which Gymnasium needs, also takes what is defined in a notebook
-        parts = pickle.dumps(CloudpickleWrapper(_given().copy))
+        parts = pickle.dumps(CloudpickleWrapper(given.copy))
     except Exception as error:
         raise ComponentError(
-            f"{', '.join(_given())} cannot be sent to other processes ({described(error)}): put it "
+            f"{', '.join(given)} cannot be sent to other processes ({described(error)}): put it "
             "into a module and name it, as MODULE:ATTRIBUTE, or train serially."
         ) from error
     file.write_bytes(pickle.dumps((sys.path, parts)))
@@ -387,6 +410,13 @@ def is_own(name: str) -> bool:
     point's, or one of `ENVIRONMENT`.
     """
     return ":" in name or name in ENVIRONMENT.built_in or is_installed(name)
+
+
+def steps_together(id: str) -> bool:
+    """Returns whether the environments of a built-in id step together, so that none can have a
+    process of its own.
+    """
+    return id == "Catch" or id in ENVIRONMENT.built_in or id.startswith("ALE/")
 
 
 def is_installed(name: str) -> bool:

@@ -33,8 +33,10 @@ NAMES = (
     *("agent.torso", "agent.core", "algorithm", "phases", "optimiser.name", "telemetry.sinks"),
     *("environment.id", "tasks.environments"),
 )
-# Kinds that an actor makes; only the learner makes the others.
-_OF_ACTORS = (ENVIRONMENT, TORSO, CORE)
+OF_AGENT = (TORSO, CORE)
+"""Kinds of which a network is made."""
+OF_ACTORS = (ENVIRONMENT, *OF_AGENT)
+"""Kinds that whoever plays makes; only a learner makes the others."""
 
 
 class Part(NamedTuple):
@@ -78,7 +80,7 @@ def allowed(config: Config, *, of_actors: bool = False) -> Allowed:
       config: from the user's command line or program.
       of_actors: whether the process is an actor, which makes only some of the parts.
     """
-    named = [(kind, name) for kind, name in names(config) if not of_actors or kind in _OF_ACTORS]
+    named = [(kind, name) for kind, name in names(config) if not of_actors or kind in OF_ACTORS]
     foreign = [name for kind, name in named if name not in kind.built_in and ":" in name]
     return Allowed(tuple(dict.fromkeys(foreign)))
 
@@ -91,20 +93,26 @@ def needs_tensorflow(config: Config) -> bool:
     )
 
 
-def compose(config: Config, allow: Allowed | None = None, **settings: Any) -> Config:
+def compose(
+    config: Config,
+    allow: Allowed | None = None,
+    kinds: Collection[Kind] | None = None,
+    **settings: Any,
+) -> Config:
     """Returns a configuration with a section for each custom part that it names.
 
     Args:
       config: may have such sections already; those of other parts are removed.
       allow: what may be imported; None: everything that the configuration names, for configurations
         that the user wrote.
+      kinds: of the parts that are imported and get a section; None: all.
       **settings: section -> settings, instances of the parts' classes `Settings`.
 
     Raises:
       OptionError: a part is not found, not allowed or of another kind, or its settings or their
         section are invalid.
     """
-    cls = class_of(config, allow=allow)
+    cls = class_of(config, allow=allow, kinds=kinds)
     known = {field.name for field in dataclasses.fields(cls)}
     if unknown := sorted(settings.keys() - known):
         raise values.OptionError(
@@ -131,24 +139,31 @@ def from_dict(data: Mapping[str, Any], allow: Allowed) -> Config:
 
 
 def restore(
-    config: Config, own: Mapping[str, Any], needs: Collection[str], allow: Allowed
+    config: Config,
+    own: Mapping[str, Any],
+    needs: Collection[str],
+    allow: Allowed,
+    kinds: Collection[Kind] = OF_ACTORS,
 ) -> Config:
     """Applies stored settings of custom parts to the configuration that names them.
 
-    Settings that the installed version of a part does not know are ignored.
+    Settings that the installed version of a part does not know are ignored, and so are sections of
+    parts that are not made.
 
     Args:
       config: names the parts.
       own: plain data: section -> name -> value; missing settings keep their default.
       needs: settings that must not be ignored, as dotted paths.
       allow: what may be imported.
+      kinds: of the parts that are made.
 
     Raises:
       OptionError: as `compose`, a setting in `needs` is unknown, or a value is invalid.
     """
-    composed = compose(config, allow)
+    composed = compose(config, allow, kinds)
     sections = [part.section for part in composed.own if part.section]
     stored = {section: own[section] for section in sections if section in own}
+    needs = [path for path in needs if path.partition(".")[0] in stored]
     read = values.from_stored(type(composed), stored, needs)
     return dataclasses.replace(
         composed, **{section: getattr(read, section) for section in sections}
@@ -163,7 +178,7 @@ def for_actors(config: Config) -> dict[str, dict[str, Any]]:
     return {
         part.section: values.to_dict(getattr(config, part.section))
         for part in config.own
-        if part.kind in _OF_ACTORS and part.section
+        if part.kind in OF_ACTORS and part.section
     }
 
 
@@ -188,12 +203,15 @@ def naming(data: Any) -> dict[str, Any]:
     return kept
 
 
-def class_of(*configs: Config, allow: Allowed | None = None) -> type[Config]:
+def class_of(
+    *configs: Config, allow: Allowed | None = None, kinds: Collection[Kind] | None = None
+) -> type[Config]:
     """Returns the class of configurations with a section for each part that these name.
 
     Args:
       *configs: of any such class.
       allow: as for `compose`.
+      kinds: as for `compose`.
 
     Raises:
       OptionError: as `compose`.
@@ -203,12 +221,13 @@ def class_of(*configs: Config, allow: Allowed | None = None) -> type[Config]:
         for config in configs:
             permitted = allowed(config) if allow is None else allow
             for kind, name in names(config):
-                if name not in kind.built_in and (kind, name) not in parts:
+                is_made = kinds is None or kind in kinds
+                if is_made and name not in kind.built_in and (kind, name) not in parts:
                     component = _find(kind, name, permitted)
                     has_settings = hasattr(component, "Settings")
                     section = components.section_of(name, component) if has_settings else ""
                     parts[kind, name] = Part(kind, name, section, component)
-        return _class_of(tuple(parts.values()))
+        return class_with(tuple(parts.values()))
     except ValueError as error:
         raise values.OptionError(str(error)) from error
 
@@ -223,7 +242,12 @@ def _find(kind: Kind, name: str, allow: Allowed) -> Any:
 
 
 @functools.cache
-def _class_of(parts: tuple[Part, ...]) -> type[Config]:
+def class_with(parts: tuple[Part, ...]) -> type[Config]:
+    """Returns the class of configurations with a section for each of these parts.
+
+    Raises:
+      ComponentError: two parts have the same section, or their settings cannot be one.
+    """
     if not parts:
         return Config
     taken = {field.name: "a section that is built in" for field in dataclasses.fields(Config)}

@@ -63,7 +63,8 @@ class Policy:
         self.observation_space, self.action_space = player.spaces
         """What the agent sees, with what wrappers add to it, and the actions that it returns."""
         self.config, self.counters = player.config, player.counters
-        """The settings of its run, and how far that was: frames, updates and others."""
+        """The settings of its run, without those of parts of one's own that only a learner makes;
+        and how far that was: frames, updates and others."""
         self._shown: _Shown | None = None  # the form of the observations of these episodes
         self._first: np.ndarray | None = None  # [E], where an episode begins; None: in all
         self._action: Nest | None = None  # [E, ...], the last one
@@ -169,7 +170,8 @@ class Policy:
                     "step returned."
                 )
             rewards = np.reshape(0.0 if reward is None else reward, (-1,))
-            values = {**values, **history.before(first, self._action, rewards)}
+            action = None if self._first is None else self._action  # not that of episodes before
+            values = {**values, **history.before(first, action, rewards)}
             if TASK in shown.missing:  # no action depends on it
                 values[TASK] = np.full(shown.num_envs, self._player.number)
         timestep = TimeStep(

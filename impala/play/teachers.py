@@ -1,6 +1,5 @@
 """A run's teachers: reads their agents, and keeps copies from which the run resumes."""
 
-import dataclasses
 import hashlib
 import logging
 import pathlib
@@ -41,23 +40,15 @@ def read(config: Config, resumes: pathlib.Path | None = None) -> list[Checkpoint
 
 
 def _of_network(name: str, saved: Checkpoint, config: Config) -> Checkpoint:
-    """Returns a checkpoint of the agent alone, whose configuration names parts of no other kind."""
-    default = Config()
-    needed = dataclasses.replace(
-        saved.config,
-        algorithm=default.algorithm,
-        phases=(),
-        environment=default.environment,
-        tasks=default.tasks,
-        optimiser=default.optimiser,
-        telemetry=default.telemetry,
-    )
+    """Returns a checkpoint of the agent alone."""
+    allow = sections.allowed(config)
     try:
-        whole = sections.restore(needed, saved.own, (), sections.allowed(config))
+        whole = sections.restore(saved.config, saved.own, saved.needs, allow, sections.OF_AGENT)
     except ValueError as error:
+        network = saved.config.agent
         raise ValueError(
-            f"The teacher {name} has a network with parts of its own, {needed.agent.torso} and "
-            f"{needed.agent.core}. Only those that this run's agent has, or that are installed as "
+            f"The teacher {name} has a network with parts of its own, {network.torso} and "
+            f"{network.core}. Only those that this run's agent has, or that are installed as "
             "entry points of the group impala.components, can be made."
         ) from error
     agent = {n: x for n, x in saved.variables.items() if n.startswith("agent/")}

@@ -8,6 +8,7 @@ from learner.data.ingest import Ingest
 from learner.data.pacing import Pacing
 from learner.data.replay import Replay
 from learner.evaluation.snapshots import Snapshots
+from learner.fleet.incarnations import Incarnations
 from learner.fleet.records import Records
 from learner.service.inference import Inference
 from learner.service.server import Server
@@ -34,6 +35,7 @@ class Gauges:
     snapshots: Snapshots
     writer: Writer
     inference: Inference | None
+    incarnations: Incarnations
 
     def read(self, counters: Counters) -> Row:
         """Returns the current totals and levels of a run with these counters."""
@@ -45,6 +47,7 @@ class Gauges:
             "progress": self.phases.progress(counters),
             "phase/number": self.phases.number(counters),
             "checkpoint/age_seconds": self.checkpoints.age_seconds,
+            "learner/starts": len(self.incarnations.earlier) + 1,
             "actor/active": active,
             "actor/silent": silent,
             "actor/quarantined": records.quarantine.count(),
