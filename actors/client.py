@@ -43,7 +43,6 @@ __all__ = [
 ]
 
 RETRY_POLL_SECONDS = 0.05
-_RETRY_PULL_SECONDS = 0.1  # after a failed pull
 
 
 def actor_name(index: int) -> str:
@@ -132,7 +131,7 @@ class LearnerClient(Connection):
             assert reply is not None
             self._waited += self._wait(self._session.has_room)
         message, tensors = messages.unrolls(
-            self._session.name, self._session.incarnation, reply.fingerprint, unrolls
+            self._session.name, self._session.incarnation, reply, unrolls
         )
         size = message.ByteSize() + sum(map(len, tensors))
         if size > reply.max_message_bytes:
@@ -154,6 +153,12 @@ class LearnerClient(Connection):
         self._metrics.wait_seconds.inc(message.waited_seconds)
         self._metrics.environment_seconds.inc(message.environment_seconds)
         self._metrics.steps.inc(message.num_envs * reply.unroll_length)
+
+    def close(self) -> None:
+        """As `Connection.close`; deletes what was shared."""
+        super().close()
+        if self._shared is not None:
+            self._shared.leave()
 
     # What the threads do.
 
@@ -206,9 +211,13 @@ class LearnerClient(Connection):
                 pulled = self._pull()
             except grpc.RpcError as error:  # the session is lost too, and logs it
                 self._session.raise_if_refused(failure(error))
-                # This actor is quarantined: its host's others suffer if it asks at once.
-                is_to_wait = error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-                self._sleep(BACKOFF.longest if is_to_wait else _RETRY_PULL_SECONDS)
+                if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    # This actor is quarantined: its host's others suffer if it asks at once.
+                    self._sleep(BACKOFF.longest)
+                if error.code() == grpc.StatusCode.NOT_FOUND:  # of who asks for a permit
+                    with self._lock:
+                        self._session.forgotten()
+                        self._changed()
                 pulled = False
             if not pulled:
                 self._sleep(RETRY_POLL_SECONDS, until=lambda: self._session.wants_parameters)

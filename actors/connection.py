@@ -216,8 +216,6 @@ class Connection(abc.ABC):
                 seconds = self._session.lost(why, time.monotonic())
                 self._changed()
             self._sleep(seconds * random.uniform(0.5, 1.0))  # actors are not to join together
-        if self._session.finished:
-            _log.info("%s: the learner at %s has finished", self._session.name, self._learner)
 
     def _join(self) -> None:
         """Joins, and serves the connection until it ends; raises RpcError if it fails."""

@@ -51,8 +51,10 @@ class EvaluatorClient(Connection):
           LearnerRefused: the learner would refuse this report again.
         """
         task, parameters = assignment.task, assignment.parameters
+        session = self._session
+        assert session.reply is not None
         evaluation = messages.evaluation(
-            self._session.name, self._session.incarnation, task, parameters, episodes
+            *(session.name, session.incarnation, session.reply, task, parameters, episodes)
         )
         try:
             self._channel.stub.ReportEvaluation(

@@ -59,6 +59,15 @@ class HangWatch:
             self._since = None
             faulthandler.cancel_dump_traceback_later()
 
+    @contextlib.contextmanager
+    def closing(self, close: Callable[[], object]) -> Iterator[None]:
+        """Calls `close` after the body, and limits its time."""
+        try:
+            yield
+        finally:
+            with self.watched():
+                close()
+
     def _watch(self) -> None:
         """Logs where it hangs, once. Not possible while the interpreter's lock is held."""
         pause = min(1.0, self._seconds / 10.0)

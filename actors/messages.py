@@ -1,6 +1,7 @@
 """Makes the messages that an actor sends to the learner."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import tree
 
@@ -14,16 +15,18 @@ _FAULT_KINDS: dict[str, "pb.FaultKind"] = {
 }
 _MAX_FAULT_DETAIL = 200  # characters, as in learner.proto
 
+T = TypeVar("T")
+
 
 def unrolls(
-    name: str, incarnation: int, fingerprint: str, unrolls: ActorUnrolls
+    name: str, incarnation: int, reply: pb.JoinReply, unrolls: ActorUnrolls
 ) -> tuple[pb.Unrolls, list[bytes | memoryview]]:
     """Returns the message of a group's unrolls, without number and times, and its tensors.
 
     Args:
       name: the actor's name.
       incarnation: the actor's incarnation.
-      fingerprint: of the specs in the learner's JoinReply.
+      reply: of the learner, with the fingerprint of its specs and how many infos it records.
       unrolls: arrays [T + 1, E, ...] and core state [E, ...].
 
     Returns:
@@ -31,26 +34,34 @@ def unrolls(
     """
     unroll = unrolls.unroll
     leaves = tree.flatten((unroll.timestep, unroll.output, unroll.core_state))
+    most = reply.limits.info_names
     message = pb.Unrolls(
         actor=name,
         incarnation=incarnation,
-        fingerprint=fingerprint,
+        fingerprint=reply.fingerprint,
         learner_incarnation=unrolls.incarnation,
         parameter_version=int(unroll.parameter_version),
         num_envs=len(unroll.frames),
         frames=unroll.frames.tolist(),
         task=unrolls.task,
-        episodes=_episodes(unrolls.episodes),
+        episodes=_episodes(unrolls.episodes, most),
         # The learner accepts at most one per environment; the newest are the most useful.
         environment_faults=[_fault(fault) for fault in unrolls.faults[-len(unroll.frames) :]],
-        step_info=[pb.StepInfo(name=name, values=x) for name, x in unrolls.step_info.items()],
+        step_info=[
+            pb.StepInfo(name=name, values=x) for name, x in _first(unrolls.step_info, most).items()
+        ],
         environment_seconds=unrolls.environment_seconds,
     )
     return message, codec.fields(leaves)
 
 
 def evaluation(
-    name: str, incarnation: int, task: int, parameters: Parameters, episodes: Sequence[Episode]
+    name: str,
+    incarnation: int,
+    reply: pb.JoinReply,
+    task: int,
+    parameters: Parameters,
+    episodes: Sequence[Episode],
 ) -> pb.Evaluation:
     """Returns the message that reports the returns of frozen parameters in a task."""
     return pb.Evaluation(
@@ -60,17 +71,22 @@ def evaluation(
         parameter_version=parameters.version,
         frames=parameters.frames,
         task=task,
-        episodes=_episodes(episodes),
+        episodes=_episodes(episodes, reply.limits.info_names),
     )
 
 
-def _episodes(episodes: Sequence[Episode]) -> list[pb.Episode]:
+def _first(info: Mapping[str, T], most: int) -> dict[str, T]:
+    """Returns the first infos by name, with one more than the learner records: it tells of that."""
+    return dict(sorted(info.items())[: most + 1])
+
+
+def _episodes(episodes: Sequence[Episode], most: int) -> list[pb.Episode]:
     return [
         pb.Episode(
             episode_return=episode.episode_return,
             length=episode.length,
             frames=episode.frames,
-            info=dict(episode.info),
+            info=_first(episode.info, most),
         )
         for episode in episodes
     ]

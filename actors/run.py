@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from actors.hang import HangWatch
 from impala.config.values import OptionError
 from impala.parts.components import Allowed, where_raised
 from impala.runtime import process
@@ -72,7 +73,7 @@ class Options:
     """Share pulls of parameters with the other actors of this user on this host."""
 
 
-_Outcome = Literal["finished", "stopped"]
+_Outcome = Literal["finished", "stopped", "was finished"]  # before it was joined
 
 
 class _Notes:
@@ -112,14 +113,20 @@ def run_actor(learner: str, options: Options | None = None) -> int:
     options.security.check(metrics=options.metrics_listen)
     with _Signals(at_once=role == "evaluator") as signals, _noted(options.failures, role) as notes:
         make_client = _set_up(learner, options)
-        waiting = False
+        from actors.client import new_incarnation
+
+        incarnation, is_waiting = new_incarnation(), False
         while True:
-            outcome = _session(make_client, options, signals, notes)
-            if outcome != "finished" or options.when_finished == "exit":
+            outcome = _session(make_client(incarnation=incarnation), options, signals, notes)
+            if outcome == "stopped":
                 return 0
-            if not waiting:
-                _log.info("waiting for the next run at %s", learner)
-                waiting = True
+            if outcome == "finished":
+                incarnation, is_waiting = new_incarnation(), False
+            if not is_waiting:
+                _log.info("the learner at %s has finished", learner)
+                is_waiting = True
+            if options.when_finished == "exit":
+                return 0
             if signals.wait(_IDLE_SECONDS):
                 _log.info("Stopping: %s.", signals.cause)
                 return 0
@@ -128,6 +135,7 @@ def run_actor(learner: str, options: Options | None = None) -> int:
 def _set_up(learner: str, options: Options) -> "Callable[..., LearnerClient | EvaluatorClient]":
     """Configures this process. Returns what makes a client, given its incarnation."""
     process.tune_malloc()
+    process.allow_many_files()
     process.hide_gpus()
     process.set_threads(intra_op=1)
     if options.bfloat16 and options.role == "actor":
@@ -156,25 +164,26 @@ def _set_up(learner: str, options: Options) -> "Callable[..., LearnerClient | Ev
 
 
 def _session(
-    make_client: "Callable[..., LearnerClient | EvaluatorClient]",
+    client: "LearnerClient | EvaluatorClient",
     options: Options,
     signals: "_Signals",
     notes: _Notes,
 ) -> _Outcome:
-    """Acts in one run of the learner, as a new incarnation."""
+    """Acts in one run of the learner."""
     from actors import client as wire
 
-    with make_client(incarnation=wire.new_incarnation()) as client:
+    setup = None
+    with client:
         try:
             signals.stops(client.stop)
-            setup = ActorSetup(client.join(), options.role, options.allow)
+            setup = ActorSetup(client.join(), options.role, options.allow, is_watched=True)
             if isinstance(client, wire.LearnerClient):
                 _act(client, setup, options, notes)
             else:
                 _evaluate(client, setup, options.allow)
         except wire.RunFinished:
             signals.stops(None)
-            return "finished"
+            return "finished" if setup is not None else "was finished"
         except (wire.Stopped, _Interrupted):
             _log.info("Stopping: %s.", signals.cause)
         if not client.drain(_DRAIN_SECONDS):
@@ -182,8 +191,8 @@ def _session(
         return "stopped"
 
 
-class _Interrupted(Exception):
-    """A signal reached an evaluator, which abandons its episodes."""
+class _Interrupted(BaseException):
+    """A signal reached an evaluator, which abandons its episodes. No error of an environment."""
 
 
 class _Signals(EndRequest):
@@ -209,9 +218,18 @@ class _Signals(EndRequest):
 
 
 class ActorSetup:
-    """The agent and, as needed, the environments that a JoinReply asks for."""
+    """The agent and, as needed, the environments that a JoinReply asks for.
 
-    def __init__(self, reply: "pb.JoinReply", role: Role, allow: Allowed):
+    Args:
+      reply: from the learner.
+      role: of this process.
+      allow: what may be imported if the learner names it.
+      is_watched: whether the process ends if an environment that is made to see its spaces hangs.
+    """
+
+    def __init__(
+        self, reply: "pb.JoinReply", role: Role, allow: Allowed, *, is_watched: bool = False
+    ) -> None:
         from actors import settings
         from impala.parts import build, sections
 
@@ -221,7 +239,12 @@ class ActorSetup:
         self.unroll_length: int = reply.unroll_length
         self.config = config.agent
         self.own = sections.found(config)
-        self.spaces = build.spaces(self.tasks, self.own, numbered=config.agent.popart)
+        with contextlib.ExitStack() as stack:
+            if is_watched:
+                seconds = config.actor.hang_seconds * len(self.tasks)
+                hang = HangWatch(seconds, "spaces", "actor.hang_seconds of all tasks")
+                stack.enter_context(stack.enter_context(hang).watched())
+            self.spaces = build.spaces(self.tasks, self.own, numbered=config.agent.popart)
         self.agent = build.agent(config.agent, *self.spaces, own=self.own)
         self._check(reply, build.unroll_spec(self.agent, *self.spaces, self.unroll_length))
 
@@ -297,29 +320,29 @@ def _act(
     options: Options,
     notes: _Notes,
 ) -> None:
-    from actors.hang import HangWatch
     from impala.environments import pace
 
     total = options.num_envs or setup.actor.num_envs
-    with contextlib.ExitStack() as stack:
-        actor = make_actor(setup, total, client.join().limits.num_envs, options.render, stack)
-        paced = client.join().needs_permits
-        unrolls = actor.run(
-            *(client.parameters, client.task, client.prefetch),
-            whole_rounds=paced,
-        )
-        stopwatch, before = actor.stopwatch, (0.0, 0)
+    environments = contextlib.ExitStack()
+    actor = make_actor(setup, total, client.join().limits.num_envs, options.render, environments)
+    paced = client.join().needs_permits
+    unrolls = actor.run(
+        *(client.parameters, client.task, client.prefetch),
+        whole_rounds=paced,
+    )
+    stopwatch, before = actor.stopwatch, (0.0, 0)
 
-        def slow(seconds: float) -> bool:
-            taken, steps = stopwatch.seconds - before[0], stopwatch.steps - before[1]
-            if clause := pace.slow(taken / seconds, taken / steps if steps else 0.0):
-                advice = pace.advice(setup.tasks[client.task()].environment, total)
-                notice = f"No unroll for {seconds:.0f} s, since {clause}: {advice}."
-                _log.warning("%s", notice)
-                notes.add(notice)
-            return bool(clause)
+    def slow(seconds: float) -> bool:
+        taken, steps = stopwatch.seconds - before[0], stopwatch.steps - before[1]
+        if clause := pace.slow(taken / seconds, taken / steps if steps else 0.0):
+            advice = pace.advice(setup.tasks[client.task()].environment, total)
+            notice = f"No unroll for {seconds:.0f} s, since {clause}: {advice}."
+            _log.warning("%s", notice)
+            notes.add(notice)
+        return bool(clause)
 
-        hang = stack.enter_context(HangWatch(setup.actor.hang_seconds, "unroll", slow=slow))
+    hang = HangWatch(setup.actor.hang_seconds, "unroll", slow=slow)
+    with hang, hang.closing(environments.close):
         while True:
             client.await_turn(total)  # the lack of parameters is no environment that hangs
             before = stopwatch.seconds, stopwatch.steps
@@ -380,7 +403,6 @@ def make_actor(
 
 def _evaluate(client: "EvaluatorClient", setup: ActorSetup, allow: Allowed) -> None:
     from actors import settings
-    from actors.hang import HangWatch
     from impala.play.evaluation import play_episodes
 
     with HangWatch(setup.actor.hang_seconds, "step") as hang:
@@ -395,7 +417,7 @@ def _evaluate(client: "EvaluatorClient", setup: ActorSetup, allow: Allowed) -> N
                 variable.assign(value)
             with hang.watched():
                 environment = setup.environment(assignment.task, num_envs)
-            with contextlib.closing(environment):
+            with hang.closing(environment.close):
                 episodes = play_episodes(
                     *(environment, setup.agent, config.episodes, config.greedy, assignment.seed),
                     max_steps=config.max_steps,

@@ -489,6 +489,10 @@ class Session:
             values=codec.decode(message.tensors, self.reply.parameter_specs),
         )
 
+    def forgotten(self) -> None:
+        """Notes that the learner does not know this actor, which has to join again."""
+        self.is_open = False
+
     def finish(self) -> None:
         """Notes the end of training."""
         self.finished = True

@@ -3,7 +3,8 @@
 What was pulled is a file for each learner, in a directory of this user alone and in memory if the
 host has such a file system. It is replaced atomically, so that a reader sees one version, whoever
 dies. Who pulls holds a lock that the kernel releases when it dies; who waits for it does so for a
-few seconds, and then pulls by itself. Nothing that goes wrong here keeps an actor from pulling.
+few seconds, and then pulls by itself. Who leaves deletes the file, and the others pull again.
+Nothing that goes wrong here keeps an actor from pulling.
 """
 
 import contextlib
@@ -58,6 +59,7 @@ class SharedPulls:
         root = _MEMORY if os.access(_MEMORY, os.W_OK) else pathlib.Path(tempfile.gettempdir())
         self._directory = root / f"impala-{os.getuid()}" if directory is None else directory
         self._learner = hashlib.sha256(learner.encode()).hexdigest()[:8]
+        self._incarnation = 0  # of the learner that was asked last
         self._asked = time.monotonic() - _MOST_SECONDS / _QUARTER
         self._is_usable = _is_private(self._directory)
 
@@ -74,6 +76,9 @@ class SharedPulls:
         Returns:
           The answer; None if another actor has got newer ones, which `newer` returns.
         """
+        if incarnation != self._incarnation:
+            self.leave()
+            self._incarnation = incarnation
         now = time.monotonic()
         # Since when another actor must have asked, so that this one need not.
         since = now - min(_MOST_SECONDS, _QUARTER * (now - self._asked))
@@ -113,6 +118,14 @@ class SharedPulls:
             with contextlib.suppress(OSError):  # the host has crashed while it was written
                 path.unlink()
         return None
+
+    def leave(self) -> None:
+        """Deletes what the learner that was asked last has sent: memory that nobody would free."""
+        if self._is_usable:
+            path = self._path(self._incarnation)
+            for each in (path, path.with_suffix(".lock")):
+                with contextlib.suppress(OSError):  # another actor has left before
+                    each.unlink()
 
     def _header(self, incarnation: int) -> "_Header | None":
         try:
@@ -160,8 +173,9 @@ class SharedPulls:
         try:
             header = _HEADER.pack(reply.parameters.version, asked)
             partial.write_bytes(header + reply.SerializeToString())
+            now = partial.stat().st_mtime  # on the file system's clock
             os.replace(partial, path)
-            self._forget(path.stat().st_mtime)
+            self._forget(now)
         except OSError as error:
             with contextlib.suppress(OSError):
                 partial.unlink()

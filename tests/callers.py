@@ -190,7 +190,7 @@ def calls(channel: grpc.Channel, token: str | None = None) -> dict[str, str]:
             pb.GetParametersRequest(), timeout=WAIT, metadata=metadata
         ),
         "snapshot": lambda: stub.GetSnapshot(
-            pb.GetSnapshotRequest(actor="e"), timeout=WAIT, metadata=metadata
+            pb.GetSnapshotRequest(actor="a"), timeout=WAIT, metadata=metadata
         ),
         "report": lambda: stub.ReportEvaluation(
             pb.Evaluation(

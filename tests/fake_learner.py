@@ -22,8 +22,8 @@ class FakeLearner(pb_grpc.LearnerServicer):
 
     Set `answer` to judge messages otherwise than by accepting them, clear `receipts` or `replies`
     to hold receipts or parameters back, set `finished`, `refusal` or `parameters` at any time. Set
-    `permit` before anyone joins, to have rounds need permits: it gives a number, or 0 for none yet.
-    `quarantine` refuses whoever asks for one.
+    `permit` before anyone joins, to have rounds need permits: it gives a number, 0 for none yet, or
+    -1 if it does not know the caller. `quarantine` refuses whoever asks for one.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
             parameter_specs=codec.specs(self.parameters),
             max_unrolls_in_flight=self.max_in_flight,
             max_message_bytes=self.max_message_bytes,
-            limits=pb.Limits(num_envs=1000),
+            limits=pb.Limits(num_envs=1000, info_names=64),
             finished=self.finished,
             needs_permits=self.permit is not None,
         )
@@ -157,6 +157,8 @@ class FakeLearner(pb_grpc.LearnerServicer):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self.quarantine)
         with self.changed:
             number = self.permit(request) if self.permit is not None else 0
+            if number < 0:
+                context.abort(grpc.StatusCode.NOT_FOUND, "Join first.")
             if self.permit is not None and not number:
                 return pb.GetParametersReply(finished=self.finished)
             if number:
@@ -190,6 +192,8 @@ class FakeLearner(pb_grpc.LearnerServicer):
         self, request: pb.GetSnapshotRequest, context: grpc.ServicerContext
     ) -> pb.GetSnapshotReply:
         self._hear(self.asked, request)
+        if not self.joins:
+            context.abort(grpc.StatusCode.NOT_FOUND, "join again")
         reply = pb.GetSnapshotReply()
         with self.changed:
             if self.snapshots and not request.busy:

@@ -205,7 +205,7 @@ class Story:
         stream = actor.run(lambda: held, tasks)
         for number in range(1, rounds * groups + 1):
             unrolls = next(stream)
-            message, _ = of_actors.unrolls("a", 1, self.reply.fingerprint, unrolls)
+            message, _ = of_actors.unrolls("a", 1, self.reply, unrolls)
             message.sequence = number
             leaves = tree.flatten(
                 (unrolls.unroll.timestep, unrolls.unroll.output, unrolls.unroll.core_state)

@@ -145,6 +145,30 @@ def test_a_message_has_the_info_of_every_step(learner: FakeLearner) -> None:
     ]
 
 
+def test_a_message_has_one_more_info_than_is_recorded(learner: FakeLearner) -> None:
+    """Hundreds would be more bytes than the learner takes; one tells it that there are more."""
+    numbers = {f"lane {i:03d}": float(i) for i in range(200)}
+    steps = {name: np.array([x], np.float32) for name, x in numbers.items()}
+    with connect(learner) as client:
+        client.join()
+        client.send(unrolls()._replace(step_info=steps, episodes=[Episode(1.0, 4, 4, numbers)]))
+        assert client.drain(PATIENCE)
+    [message] = learner.messages
+    wanted = list(numbers)[:65]
+    assert [each.name for each in message.step_info] == wanted
+    assert sorted(message.episodes[0].info) == wanted
+
+
+def test_an_actor_that_another_has_replaced_does_not_wait_for_a_permit() -> None:
+    with FakeLearner() as learner:
+        learner.permit = lambda request: -bool(request.round)
+        with connect(learner) as client:
+            client.join()
+            learner.refusal = "another incarnation has joined"
+            with pytest.raises(LearnerRefused, match="another incarnation"):
+                client.await_turn(1)
+
+
 def test_parameters_are_prefetched(learner: FakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.client.POLL_SECONDS", 3600.0)
     with connect(learner) as client:
@@ -217,6 +241,16 @@ def test_an_evaluator_plays_snapshots_until_all_are_evaluated(
     assert (evaluation.frames, evaluation.task) == (100, 1)
     assert [episode.episode_return for episode in evaluation.episodes] == [2.0]
     assert not learner.messages
+
+
+def test_an_evaluator_joins_a_learner_that_does_not_know_it(learner: FakeLearner) -> None:
+    learner.snapshot(0)
+    with evaluator(learner) as client:
+        client.next_assignment()
+        learner.joins.clear()  # another one has its address
+        learner.snapshot(100)
+        assert client.next_assignment().parameters.frames == 100
+    assert len(learner.joins) == 1
 
 
 def test_a_report_that_is_refused_ends_the_evaluator(learner: FakeLearner) -> None:

@@ -110,7 +110,7 @@ def test_a_certificate_is_for_a_role_and_maybe_a_name(
 
 def test_names_and_certificates_are_revoked_by_line() -> None:
     revoked = credentials.read_revocations(
-        "# bad since Monday\n\n pong-a-3 \nhäcker *\nspiffe://cluster.local/actor/x\n".encode()
+        "# bad since\tMonday\n\n pong-a-3 \nhäcker *\nspiffe://cluster.local/actor/x\n".encode()
     )
     assert [n in revoked.names for n in ("pong-a-3", "häcker 7", "pong-a-33", "#")] == [1, 1, 0, 0]
     assert revoked.uris == {"spiffe://cluster.local/actor/x"}

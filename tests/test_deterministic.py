@@ -143,7 +143,7 @@ def _play(incarnation: int, updates: int) -> tuple[list[np.ndarray], list[np.nda
     try:
         while learner.counters.updates < updates:
             for unrolls in itertools.islice(stream, FRESH // 2):
-                message, tensors = unrolls_message("a", incarnation, reply.fingerprint, unrolls)
+                message, tensors = unrolls_message("a", incarnation, reply, unrolls)
                 message.sequence, message.permit = next(sequence), permit
                 views, _ = codec.split(b"".join(tensors))
                 assert asyncio.run(service.submit(message, views)).status == pb.STATUS_ACCEPTED

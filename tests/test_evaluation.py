@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from impala.environments.base import Environment
+from impala.environments.episodes import EpisodeStatistics
 from impala.play import evaluation
 from impala.types import AgentOutput, EnvironmentStep, Episode, StepType, TimeStep
 
@@ -105,6 +106,16 @@ def test_fewer_episodes_than_environments() -> None:
 def test_an_episode_tells_return_steps_frames_and_the_last_info() -> None:
     # The row that starts the second episode counts nowhere.
     assert _play(Scripted([[3]]), 2) == [Episode(3.0, 3, 12, {"left": 7.0})] * 2
+
+
+def test_numbers_that_no_message_can_hold_are_left_out() -> None:
+    """A float32 of the wire would make infinity of them, which is refused."""
+    one = np.ones(1, np.float32)
+    timestep = TimeStep(one, one, one, np.array([StepType.LAST], np.int8))
+    info = {"best_cost": np.array([1e39]), "speed": np.array([0.5])}
+    step = EnvironmentStep(timestep, np.ones(1, np.int32), info)
+    ((_, episode),) = EpisodeStatistics(1).update(step)
+    assert episode.info == {"speed": 0.5}
 
 
 def test_steps_of_first_episodes_are_kept_if_asked_for() -> None:

@@ -37,7 +37,7 @@ from learner.data.pacing import (
 )
 from learner.data.rows import Layout
 from learner.fleet.accounts import Accounts
-from learner.fleet.refusals import InvalidRequest
+from learner.fleet.refusals import InvalidRequest, UnknownActor
 from learner.service.service import LearnerService
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -506,7 +506,8 @@ def test_no_parameters_before_a_turn_or_for_misfit_rounds() -> None:
         with pytest.raises(InvalidRequest, match="leave room for 1 to 8: use fewer"):
             caller.ask(9)
         stranger = pb.GetParametersRequest(actor="x", incarnation=1, round=1, unrolls=4)
-        assert asyncio.run(learner.service.permit(stranger)) is None
+        with pytest.raises(UnknownActor, match="join again"):
+            asyncio.run(learner.service.permit(stranger))
         # An evaluator, which names nobody, has them as ever.
         anyone = learner.service.get_parameters(pb.GetParametersRequest())
         assert pb.GetParametersReply.FromString(anyone).HasField("parameters")
@@ -545,6 +546,8 @@ def test_a_replaced_waiting_incarnation_gets_no_permit(
 
         assert asyncio.run(story()) is None
         assert learner.pacing.making == 0
+        with pytest.raises(UnknownActor, match="join again"):  # no message of it would tell
+            asyncio.run(learner.service.permit(request))
     finally:
         learner.mix.close()
 

@@ -1,6 +1,8 @@
 """Environments in processes of their own: what one of them does wrong, the others do not notice."""
 
+import errno
 import json
+import multiprocessing.process
 import os
 import pathlib
 import signal
@@ -23,6 +25,7 @@ from impala.config.schema import ActorConfig, EnvironmentConfig
 from impala.environments import processes
 from impala.environments.base import Environment
 from impala.environments.episodes import EpisodeStatistics
+from impala.environments.failure import EnvironmentFailed
 from impala.runtime.backoff import Backoff
 from impala.types import EnvironmentFault, StepType, TimeStep
 
@@ -218,6 +221,23 @@ def test_one_that_never_starts_ends_the_actor_with_its_name(
     ):
         environment.reset(0)
     assert failures.read_text() == "990"
+
+
+def test_a_process_that_cannot_be_started_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = iter([multiprocessing.process.BaseProcess.start])
+
+    def start(process: multiprocessing.process.BaseProcess) -> None:
+        if (really := next(starts, None)) is None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        really(process)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start)
+    with closing(make(2)) as environment:
+        with pytest.raises(EnvironmentFailed, match=r"OSError: .*Too many open files"):
+            environment.reset(0)
+        first = workers(environment)[0]._process.pid
+        assert is_alive(first)
+    wait_until_dead(first)
 
 
 def test_one_that_leaks_is_replaced_at_the_end_of_an_episode() -> None:

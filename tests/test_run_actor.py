@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 
-import grpc
 import pytest
 import services
 from fake_learner import FakeLearner
@@ -28,7 +27,6 @@ from impala.runtime.failures import Shown
 from impala.schedule import tasks
 from learner.service import settings
 from protos import codec
-from protos.impala.v1 import learner_pb2 as pb
 
 PATIENCE = 120.0  # seconds in which neither an actor works nor its learner hears of it
 UNROLL_LENGTH = 5
@@ -112,13 +110,32 @@ def test_it_ends_on_a_signal_when_the_learner_is_away(learner: FakeLearner) -> N
     assert actor.returncode == 0, log
 
 
+def test_one_that_waits_for_the_next_run_asks_quietly(learner: FakeLearner) -> None:
+    """Given a run that is over, the next one, and its end."""
+    often = "import logging; from actors import run; logging.basicConfig(level='INFO'); "
+    learner.finished = True
+    actor = start(learner, often + "run._IDLE_SECONDS = 0.1; ", when_finished="idle")
+    learner.wait_for(lambda: len(learner.joins) >= 3, PATIENCE)
+    learner.finished = False
+    learner.wait_for(lambda: len(learner.messages) >= 1, PATIENCE)
+    joins = len(learner.joins)
+    learner.finished = True
+    learner.wait_for(lambda: len(learner.joins) >= joins + 3, PATIENCE)
+    actor.send_signal(signal.SIGTERM)
+    log = end_of(actor)
+    incarnations = [each.incarnation for each in learner.joins]
+    before, after = set(incarnations[:joins]), set(incarnations[joins:])
+    assert len(before) == len(after) == 1 and before != after
+    assert log.count("has finished") == 2, log
+
+
 HANG_IN_THE_SECOND_UNROLL = """
 import contextlib, itertools, time
 from actors import hang
 from impala.environments.catch import Catch
 
-# In the first unroll the agent is traced, which takes long beside a load.
-watched, unwatched = hang.HangWatch.watched, iter([contextlib.nullcontext()])
+# In the first unroll, after the setup, the agent is traced, which takes long beside a load.
+watched, unwatched = hang.HangWatch.watched, iter([contextlib.nullcontext()] * 2)
 hang.HangWatch.watched = lambda self: next(unwatched, None) or watched(self)
 step, steps = Catch.recv, itertools.count()
 Catch.recv = lambda self: step(self) if next(steps) < {steps} else time.sleep(1000)
@@ -168,6 +185,29 @@ def test_it_says_when_environments_are_why_no_unroll_comes(
     assert notice.endswith("more actors help (--num-actors).")
 
 
+SLEEP_IN_A_STEP = """
+import pathlib, time
+from pathlib import PosixPath
+from impala.environments.catch import Catch
+
+Catch.recv = lambda self: pathlib.Path("{}").touch() or time.sleep(1000.0)
+"""
+
+
+def test_an_evaluator_that_is_to_end_within_a_step_has_not_failed(
+    learner: FakeLearner, tmp_path: pathlib.Path
+) -> None:
+    learner.snapshot(0)
+    stepping, failures = tmp_path / "stepping", tmp_path / "failures"
+    before = SLEEP_IN_A_STEP.format(stepping)
+    evaluator = start(learner, before, role="evaluator", failures=failures)
+    services.wait_for("a step", stepping.exists, PATIENCE)
+    evaluator.send_signal(signal.SIGTERM)
+    log = end_of(evaluator)
+    assert evaluator.returncode == 0, log
+    assert not failures.exists()
+
+
 HANG_IN_THE_SECOND_EVALUATION = """
 import itertools, time
 from impala.environments.catch import Catch
@@ -190,6 +230,34 @@ def test_an_evaluator_ends_when_a_step_hangs(
     assert "Timeout" in log and "in <lambda>" in log
     assert "no step for" in log and "actor.hang_seconds is 2" in log
     assert [each.frames for each in learner.evaluations] == [0]
+
+
+HANG_IN_A_CLOSE = """
+import itertools, time
+from impala.environments.catch import Catch
+
+closes = itertools.count()
+Catch.close = lambda self: None if next(closes) < {} else time.sleep(1000.0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("role", "closes"), [("evaluator", 1), ("actor", 1), ("actor", 0)])
+def test_it_ends_when_a_close_hangs(learner: FakeLearner, role: str, closes: int) -> None:
+    """Given that of the environment that was played, or of the first, which shows its spaces."""
+    learner.settings["actor"]["hang_seconds"] = 2.0
+    learner.snapshot(0)
+    before = HANG_IN_A_CLOSE.format(closes)
+    if is_played := role == "actor" and closes > 0:
+        before += HANG_IN_THE_SECOND_UNROLL.format(steps="float('inf')")
+    process = start(learner, before, role=role)
+    if is_played:
+        learner.wait_for(lambda: len(learner.messages) >= 1, PATIENCE)
+        process.send_signal(signal.SIGTERM)
+    log = end_of(process)
+    assert process.returncode == 1
+    assert "Timeout" in log and "in <lambda>" in log
+    assert re.search("actor.hang_seconds( of all tasks)? is 2", log)
 
 
 @pytest.mark.slow
@@ -249,17 +317,6 @@ def test_an_evaluator_plays_the_same_episodes_for_every_snapshot(learner: FakeLe
     assert not learner.pulls
 
 
-class _Restarted(FakeLearner):
-    """Hands out nothing before somebody has joined, as if it had been away for long."""
-
-    def GetSnapshot(
-        self, request: pb.GetSnapshotRequest, context: grpc.ServicerContext
-    ) -> pb.GetSnapshotReply:
-        if not self.joins:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "it is starting")
-        return super().GetSnapshot(request, context)
-
-
 @pytest.mark.slow
 def test_an_evaluator_takes_the_settings_of_a_new_learner(
     learner: FakeLearner,
@@ -271,7 +328,7 @@ def test_an_evaluator_takes_the_settings_of_a_new_learner(
     learner.__exit__()
     settings = copy.deepcopy(learner.settings)
     settings["evaluator"] |= {"episodes": 2, "max_steps": 4}
-    with _Restarted(
+    with FakeLearner(
         incarnation=6,
         settings=settings,
         unroll_length=UNROLL_LENGTH,

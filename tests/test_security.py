@@ -28,6 +28,7 @@ from callers import (
     token_file,
     write,
 )
+from cryptography.hazmat.primitives import serialization
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services import WAIT
 
@@ -297,11 +298,18 @@ def test_files_that_do_not_fit_are_named(tmp_path: pathlib.Path, ca: trustme.CA)
     (tmp_path / "other").mkdir()
     other = certificate(ca, tmp_path / "other", "localhost")
     authority = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
+    key = serialization.load_pem_private_key(pair["tls_key"].read_bytes(), None)
+    encrypted = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
     cases: Sequence[tuple[dict[str, Any], str]] = (
         ({"tls_cert": pair["tls_cert"]}, "--security.tls-cert is given without --security.tls-key"),
         ({"tls_key": pair["tls_key"]}, "--security.tls-key is given without --security.tls-cert"),
         ({"tls_client_ca": authority}, "without --security.tls-cert and --security.tls-key"),
-        ({**pair, "tls_key": other["tls_key"]}, "cannot be used together"),
+        ({**pair, "tls_key": other["tls_key"]}, "cannot be used together: KEY_VALUES_MISMATCH"),
+        ({**pair, "tls_key": write(tmp_path / "encrypted", encrypted)}, "without a passphrase"),
         ({**pair, "tls_client_ca": pair["tls_key"]}, "holds no certificates"),
         ({"token_file": tmp_path / "nothing"}, "nothing cannot be read"),
         ({"revoked_file": tmp_path / "nothing"}, "nothing cannot be read"),

@@ -125,6 +125,18 @@ def test_the_status_names_the_fleet_and_what_it_sent() -> None:
     assert all(0.0 <= seconds < WAIT for _, seconds in observed)
 
 
+def test_an_evaluator_joins_each_learner_before_it_asks_for_snapshots() -> None:
+    with _Served(messages.service()) as served:
+        for busy in (True, False):
+            with pytest.raises(grpc.RpcError) as error:
+                served.stub.GetSnapshot(pb.GetSnapshotRequest(actor="e", busy=busy), timeout=WAIT)
+            assert error.value.code() == grpc.StatusCode.NOT_FOUND
+            assert "No Join for evaluator 'e'" in error.value.details()
+        assert not served.stub.GetStatus(pb.GetStatusRequest(), timeout=WAIT).members
+        served.join(actor="e", role=pb.ROLE_EVALUATOR)
+        served.stub.GetSnapshot(pb.GetSnapshotRequest(actor="e"), timeout=WAIT)
+
+
 def test_service_errors_become_statuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

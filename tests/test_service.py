@@ -260,6 +260,7 @@ def _snapshots(logdir: pathlib.Path, *frames: int, num_tasks: int = 1) -> Snapsh
 
 
 def _assigned(service: LearnerService, **kw: Any) -> pb.GetSnapshotReply:
+    service.join(messages.join_request("e", role=pb.ROLE_EVALUATOR))
     request = pb.GetSnapshotRequest(actor="e", **kw)
     return pb.GetSnapshotReply.FromString(service.evaluators.get_snapshot(request))
 

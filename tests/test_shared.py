@@ -219,6 +219,31 @@ def test_what_learners_that_are_gone_have_left_is_deleted(directory: pathlib.Pat
     assert not (directory / "old").exists()
 
 
+def test_who_leaves_deletes_what_others_then_pull_again(
+    directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = Learner()
+    one, other = SharedPulls(ADDRESS, directory), SharedPulls(ADDRESS, directory)
+    for each in (one, other):
+        pulled(each, NONE, learner)
+    one.pull(LEARNER + 1, NONE, learner.call)  # another learner has joined it
+    assert other.newer(LEARNER, -1) is None
+    one.leave()
+    assert not list(directory.iterdir())
+    learner.version = 2
+    assert pulled(other, held(1), learner) == 2
+    assert list(directory.iterdir())
+    learner.version, replace = 3, os.replace
+
+    def replace_before_another_leaves(*paths: pathlib.Path) -> None:
+        replace(*paths)
+        other.leave()
+
+    monkeypatch.setattr(os, "replace", replace_before_another_leaves)
+    one.pull(LEARNER, held(2), learner.call)
+    assert not caplog.text
+
+
 def test_clients_of_a_host_share_parameters(directory: pathlib.Path) -> None:
     with FakeLearner() as learner, contextlib.ExitStack() as stack:
         clients = [
@@ -243,3 +268,8 @@ def test_clients_of_a_host_share_parameters(directory: pathlib.Path) -> None:
         clients[0].prefetch()
         wait_for("the pull", lambda: clients[0].parameters().version == 7)
         assert clients[1].parameters().version == 7  # without a pull of its own
+        clients[0].close()
+        learner.publish(8)
+        clients[1].prefetch()
+        wait_for("another pull", lambda: clients[1].parameters().version == 8)
+    assert not list(directory.iterdir())

@@ -1,18 +1,13 @@
 """Snapshots are made at fixed frames, and evaluated in order, whatever the evaluators' speed."""
 
 import pathlib
-import subprocess
-import sys
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import messages
 import numpy as np
 import pytest
-import services
 
-from impala.analysis import continual
 from impala.config import values
 from impala.config.presets import PRESETS
 from impala.logdir import checkpoint
@@ -241,46 +236,3 @@ def test_training_waits_at_the_bound_and_says_so(
     story.snapshots.settle(LEARNER, 0, 0, 1.0)
     assert story.maker.has_room()
     assert not story.goes_on_to(600).maker.has_room()
-
-
-_SLOWLY = """
-import sys, time
-from impala import evaluation
-plays = evaluation.play_episodes
-def slowly(*arguments, **named):
-    began = time.monotonic()
-    episodes = plays(*arguments, **named)
-    time.sleep(4 * (time.monotonic() - began))
-    return episodes
-evaluation.play_episodes = slowly
-from actors.run import Options, run_actor
-sys.exit(run_actor(sys.argv[1], Options(role="evaluator")))
-"""
-FRAMES = [0, 4_000, 8_000, 10_000, 12_000, 16_000, 20_000]  # or a little later
-FLAGS = (
-    *("--tasks.environments", "Catch", 'Catch{"rows": 8, "columns": 7}'),
-    *("--tasks.frames", "10_000", "10_000", "--evaluator.every-frames", "4_000"),
-    *("--learner.snapshots", "always"),
-)
-
-
-def _evaluated(logdir: pathlib.Path, is_slow: bool, *flags: object) -> continual.Run:
-    """What a run comes to with an evaluator; it ends by itself."""
-    with ExitStack() as stack:
-        learner = stack.enter_context(services.learner(logdir, "127.0.0.1:0", *FLAGS, *flags))
-        address = services.address_of(logdir)
-        if is_slow:
-            command = [sys.executable, "-c", _SLOWLY, address]
-            evaluator = stack.enter_context(subprocess.Popen(command))
-            stack.callback(evaluator.kill)
-        else:
-            stack.enter_context(services.actor(logdir, address, "--role", "evaluator"))
-        stack.enter_context(services.actor(logdir, address))
-        assert services.end_of(learner) == 0
-    assert not checkpoint.of_kind(logdir, "snapshots")
-    assert len(checkpoint.of_kind(logdir, "best")) == 1
-    run = continual.read(logdir)
-    for curve in run.curves.values():
-        late = curve.frames - np.array(FRAMES)
-        assert late.shape == (7,) and late.min() >= 0 and late.max() < 1_000
-    return run

@@ -145,15 +145,14 @@ class Choices(Sampler):
         return action.reshape(-1, *self._shape).astype(self._dtype, copy=False)
 
 
-class EpsilonGreedy(Sampler):
+class EpsilonGreedy(Choices):
     """The best of n actions or, with probability epsilon, any of them.
 
     The parameters are n values and epsilon.
     """
 
     def __init__(self, space: gym.spaces.Discrete, config: EpsilonConfig) -> None:
-        self.num_outputs = self.num_choices = int(space.n)
-        self._start, self._dtype = int(space.start), space.dtype
+        super().__init__([int(space.n)], np.array(space.start), (), space.dtype)
         self._anneal = config.anneal
         self._finals = np.asarray(config.finals, np.float32)
         self._until = np.cumsum(config.weights).astype(np.float32)
@@ -166,9 +165,6 @@ class EpsilonGreedy(Sampler):
         share = np.minimum(np.float32(1.0), self.progress / self._anneal) if self._anneal else 1.0
         epsilon = 1.0 + share * (self._finals[which] - 1.0)
         return np.concatenate([outputs, epsilon[:, np.newaxis]], axis=-1, dtype=np.float32)
-
-    def mask(self, outputs: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-        return _masked(outputs, allowed)
 
     def sample(self, parameters: np.ndarray, random: Random) -> np.ndarray:
         values, epsilon = parameters[:, :-1], parameters[:, -1]
@@ -229,13 +225,6 @@ class Joint(Sampler):
     def sample(self, parameters: np.ndarray, random: Random) -> Nest:
         parts = zip(self._components, self._outputs, strict=True)
         return self._join([part.sample(parameters[:, of], random) for part, of in parts])
-
-
-def _masked(outputs: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """Outputs [B, n] of one part, with those changed that are not allowed, unless none is."""
-    is_allowed = allowed > 0
-    says_nothing = ~is_allowed.any(axis=-1, keepdims=True)
-    return np.where(is_allowed | says_nothing, outputs, np.float32(FORBIDDEN))
 
 
 def _slices(sizes: Sequence[int]) -> list[slice]:

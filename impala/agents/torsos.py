@@ -107,36 +107,24 @@ class Strided(Torso):
     """Four convolutions that each halve an image: [N, H, W, C] to [N, F]; 288 features of 47x47."""
 
     takes_bfloat16 = True
+    _padding, _activation = "SAME", staticmethod(tf.nn.elu)
 
     def __init__(self, settings: AgentConfig | None = None, name: str | None = None) -> None:
         super().__init__(settings, name=name)
-        self._convolutions = [
-            _Conv2D(32, kernel_shape=3, stride=2, w_init=_he(), name=f"conv_{i}") for i in range(4)
-        ]
+        common = {"kernel_shape": 3, "stride": 2, "padding": self._padding, "w_init": _he()}
+        self._convolutions = [_Conv2D(32, **common, name=f"conv_{i}") for i in range(4)]
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         for convolution in self._convolutions:
-            images = tf.nn.elu(convolution(images))
+            images = self._activation(convolution(images))
         return snt.flatten(images)
 
 
-class StridedValid(Torso):
+class StridedValid(Strided):
     """Four convolutions without padding: [N, H, W, C] to [N, F]; 128 features of 47x47."""
 
     smallest = 31  # pixels; smaller images leave no input for the last convolution
-    takes_bfloat16 = True
-
-    def __init__(self, settings: AgentConfig | None = None, name: str | None = None) -> None:
-        super().__init__(settings, name=name)
-        self._convolutions = [
-            _Conv2D(32, kernel_shape=3, stride=2, padding="VALID", w_init=_he(), name=f"conv_{i}")
-            for i in range(4)
-        ]
-
-    def __call__(self, images: tf.Tensor) -> tf.Tensor:
-        for convolution in self._convolutions:
-            images = tf.nn.relu(convolution(images))
-        return snt.flatten(images)
+    _padding, _activation = "VALID", staticmethod(tf.nn.relu)
 
 
 class DeepResidual(Torso):

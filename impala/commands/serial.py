@@ -192,7 +192,6 @@ class _Actor:
         )
         reply = self._service.join(self._session.join_request())
         self._session.joined(reply, now)
-        self._fingerprint = reply.fingerprint
         setup = ActorSetup(reply, "actor", sections.allowed(self._settings, of_actors=True))
         self._num_envs = setup.actor.num_envs
         actor = make_actor(
@@ -228,7 +227,8 @@ class _Actor:
         from protos.impala.v1 import learner_pb2 as pb
 
         session = self._session
-        message, tensors = messages.unrolls(_NAME, session.incarnation, self._fingerprint, unrolls)
+        assert session.reply is not None
+        message, tensors = messages.unrolls(_NAME, session.incarnation, session.reply, unrolls)
         message.permit = self._permit
         self._left -= message.num_envs
         session.append(message, time.monotonic(), 0.0, tensors)

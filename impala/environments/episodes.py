@@ -36,7 +36,8 @@ class EpisodeStatistics:
         return episodes
 
     def _episode(self, index: int, step: EnvironmentStep) -> Episode:
-        info = {name: float(values[index]) for name, values in step.info.items()}
+        with np.errstate(over="ignore"):  # what is beyond float32 is left out, too
+            info = {name: float(np.float32(values[index])) for name, values in step.info.items()}
         return Episode(
             episode_return=float(self._returns[index]),
             length=int(self._lengths[index]),

@@ -318,11 +318,12 @@ class _Worker:
         context.set_forkserver_preload(["__main__", __name__])
         self._channel, theirs = socket.socketpair()
         with theirs:
-            self._process = context.Process(
+            process = context.Process(
                 target=_serve, args=(self._task, self._buffer, theirs), daemon=True
             )
             with _safe_path():
-                self._process.start()
+                process.start()
+        self._process = process
         self.starts += 1
         self._started_at = time.monotonic()
         self._is_starting = True

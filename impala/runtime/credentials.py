@@ -243,8 +243,8 @@ def read_revocations(contents: bytes) -> Revocations:
     except UnicodeDecodeError:
         raise SecurityError("The file of revoked names is not plain text.") from None
     for number, line in enumerate(lines, start=1):
-        is_long = len(line) > _MAX_NAME and not line.startswith((_SPIFFE, "#"))
-        if is_long or not line.isprintable():
+        is_long = len(line) > _MAX_NAME and not line.startswith(_SPIFFE)
+        if (is_long or not line.isprintable()) and not line.startswith("#"):
             raise SecurityError(
                 f"Line {number} of the file of revoked names is none: write a name of at most "
                 f"{_MAX_NAME} printable characters, in which * stands for any, or a spiffe:// URI."

@@ -283,9 +283,10 @@ def _check_tls(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         if cert is not None and key is not None:
-            context.load_cert_chain(cert, key)
+            context.load_cert_chain(cert, key, password=lambda: b"")  # or it would be asked for
     except ssl.SSLError as error:
-        raise SecurityError(f"{cert} and {key} cannot be used together: {error.reason}.") from None
+        why = error.reason or "both must be PEM files, the key without a passphrase"
+        raise SecurityError(f"{cert} and {key} cannot be used together: {why}.") from None
     try:
         if authorities is not None:
             context.load_verify_locations(authorities)

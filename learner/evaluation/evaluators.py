@@ -11,7 +11,7 @@ from impala.types import Episode
 from learner.data.ingest import Rejected, Validator
 from learner.evaluation.snapshots import Snapshots
 from learner.fleet.records import Records
-from learner.fleet.refusals import InvalidRequest, Unavailable, check_name
+from learner.fleet.refusals import InvalidRequest, Unavailable, UnknownActor, check_name
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -88,8 +88,11 @@ class Evaluators:
 
         Raises:
           InvalidRequest: the name is invalid.
+          UnknownActor: this evaluator has not joined, and may play with an earlier run's settings.
         """
         check_name(request.actor)
+        if not self._records.roster.has_joined(request.actor):
+            raise UnknownActor(f"No Join for evaluator {request.actor!r}: join again.")
         self._records.roster.heard(request.actor, "evaluator")
         self._snapshots.heard()
         reply = pb.GetSnapshotReply()
@@ -118,7 +121,9 @@ class Evaluators:
           Unavailable: too many reports wait to be written.
         """
         if self.reports.full():  # before any work
-            raise _too_many()
+            raise Unavailable(
+                f"{_MAX_EVALUATIONS} evaluations wait to be written: report it again later."
+            )
         check_name(request.actor)
         if not request.episodes:
             raise InvalidRequest("The evaluation has no episodes: report those that were played.")
@@ -154,14 +159,6 @@ class Evaluators:
         except Rejected as rejected:
             raise InvalidRequest(rejected.rejection.detail) from None
         self._snapshots.report(*place)
-        try:
-            self.reports.put_nowait(report)
-        except queue.Full:
-            self._snapshots.report(*place, is_lost=True)
-            raise _too_many() from None
+        self.reports.put_nowait(report)  # nobody else adds any
         self._records.roster.reported(report.actor, report.parameter_version)
         return pb.EvaluationReceipt()
-
-
-def _too_many() -> Unavailable:
-    return Unavailable(f"{_MAX_EVALUATIONS} evaluations wait to be written: report it again later.")

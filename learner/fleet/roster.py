@@ -160,6 +160,11 @@ class Roster:
                 entry.streams = max(0, entry.streams - 1)
                 entry.left = not entry.streams
 
+    def has_joined(self, name: str) -> bool:
+        """Returns whether a member has joined this learner."""
+        with self._lock:
+            return name in self._entries and self._entries[name].joins > 0
+
     def heard(self, name: str, role: Role) -> None:
         """Notes a sign of life."""
         with self._lock:

@@ -376,10 +376,13 @@ class LearnerService:
         Raises:
           InvalidRequest: no such round can ever begin.
           Quarantined: the actor is refused for a while.
+          UnknownActor: it asks for a permit, and has to join first.
         """
         pacing, key = self._pacing, (request.actor, request.incarnation)
         if not self._records.accounts.may_send(*key):
-            return None  # an actor that is unknown has to join first, as its stream will tell
+            if pacing is not None and request.round:  # it sends nothing, so no stream would tell it
+                raise UnknownActor(_unknown(request).detail)
+            return None
         self._records.roster.heard(request.actor, "actor")  # the name is a sign of life
         if pacing is None:
             return None
@@ -491,6 +494,11 @@ class LearnerService:
             tensors=codec.encode(acted.arrays),
         )
 
+    @property
+    def queued(self) -> int:
+        """Returns how many unrolls wait to be learned from."""
+        return self._ingest.depth if self._pacing is None else self._pacing.queued
+
     def get_status(self) -> pb.RunStatus:
         """Returns the state of the run and its fleet."""
         published, totals = self._parameters.newest, self._records.accounts.totals()
@@ -500,7 +508,7 @@ class LearnerService:
             frames=published.parameters.frames if published else 0,
             progress=published.parameters.progress if published else 0.0,
             finished=self._parameters.are_final,
-            queued=self._ingest.depth if self._pacing is None else self._pacing.queued,
+            queued=self.queued,
             queue_capacity=self._ingest.capacity,
             received=totals.received,
             learned=totals.learned,
@@ -716,7 +724,7 @@ def _rewards(timestep: TimeStep) -> tuple[float, int]:
     return float(timestep.reward[1:].sum(dtype=np.float64)), int(steps)
 
 
-def _unknown(message: pb.Unrolls | pb.ActRequest) -> Rejection:
+def _unknown(message: pb.Unrolls | pb.ActRequest | pb.GetParametersRequest) -> Rejection:
     return Rejection(
         pb.REASON_UNKNOWN_ACTOR,
         f"No Join for actor {message.actor[:80]!r} with incarnation {message.incarnation}, or "

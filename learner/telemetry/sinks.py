@@ -25,9 +25,9 @@ class Sink(abc.ABC):
 
     All methods are called in one thread beside training: a slow sink delays rows, and rows that
     wait too long are merged, but training is not delayed. A sink named in `telemetry.sinks` gets a
-    row every `learner.log_seconds` while the run lasts. If it raises, the error is logged with its
-    traceback, the sink gets no more rows, and the run goes on. So handle temporary errors, such as
-    a lost connection, in the sink.
+    row every `learner.log_seconds` while the run lasts. If it raises, that is logged once, in a
+    line, the sink gets the next row all the same, and the run goes on. `close` is called in any
+    case.
     """
 
     def __init__(self, logdir: pathlib.Path, settings: object = None) -> None:
