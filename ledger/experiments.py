@@ -362,6 +362,7 @@ _ALL = (
         _sequence(
             f"clear-catch-from-{first + 1}",
             dataclasses.replace(_CATCH_BOARDS, tasks=_BOARDS[first:] + _BOARDS[:first]),
+            has_reservoirs=True,
             seeds=seeds,
         )
         for first, seeds in {1: range(105, 108), 2: range(108, 111)}.items()

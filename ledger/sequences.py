@@ -32,19 +32,7 @@ SEPARATE = "separate-"  # prefix of the arms that train one task alone, by its n
 def arms(of: Tasks) -> Mapping[str, Sequence[str]]:
     """Returns the arms: name -> arguments of `impala train`.
 
-    All but `clear` itself differ in one thing from another arm:
-
-    * separate-N: only task N is trained, for as many frames; the others are evaluated.
-    * simultaneous: all tasks at once.
-    * simultaneous-equal-compute: as simultaneous, with as many rows per gradient as CLEAR; what is
-      replayed is what was played in the last few updates.
-    * sequential: one after another.
-    * sequential-equal-compute: as sequential, with as many rows, likewise.
-    * clear: half of each batch from a reservoir of half of the history, cloned.
-    * clear-20th: as clear, with a reservoir of a twentieth of the history.
-    * fifo-20th: as clear-20th, with the newest instead of a reservoir.
-    * no-cloning-20th: as clear-20th, without cloning.
-    * replay-only: as clear, learning from replay alone.
+    docs/continual-learning.md says what each is. All but `clear` differ in one thing from another.
     """
     fresh = ("--mix.fresh", str(of.fresh))
     fresh_only = (*fresh, "--mix.replayed", "0")
@@ -72,11 +60,7 @@ def arms(of: Tasks) -> Mapping[str, Sequence[str]]:
 
 
 def reservoirs(of: Tasks) -> Mapping[str, Sequence[str]]:
-    """Returns arms that say what makes a reservoir too small.
-
-    * clear-8th, clear-200th: as clear-20th, with other shares of the history.
-    * clear-20th-three-quarters: as clear-20th, with three replayed unrolls for each fresh one.
-    """
+    """Returns arms that say what makes a reservoir too small; each differs from `clear-20th`."""
     cloning, fresh = _cloning("0.01", "0.005"), ("--mix.fresh", str(of.fresh))
     varied = {
         f"clear-{name}": (
