@@ -207,6 +207,7 @@ class LearnerClient(Connection):
         """Pulls newer parameters for ever; after a failed pull the old ones stay in use."""
         self._sleep(None, until=lambda: self._session.reply is not None)
         while not self._ended():
+            connection = self._session.connection
             try:
                 pulled = self._pull()
             except grpc.RpcError as error:  # the session is lost too, and logs it
@@ -214,9 +215,9 @@ class LearnerClient(Connection):
                 if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
                     # This actor is quarantined: its host's others suffer if it asks at once.
                     self._sleep(BACKOFF.longest)
-                if error.code() == grpc.StatusCode.NOT_FOUND:  # of who asks for a permit
+                if error.code() == grpc.StatusCode.NOT_FOUND:  # who asks for a permit has to join
                     with self._lock:
-                        self._session.forgotten()
+                        self._session.forgotten(connection)
                         self._changed()
                 pulled = False
             if not pulled:

@@ -1,5 +1,6 @@
 """Makes the messages that an actor sends to the learner."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -76,8 +77,11 @@ def evaluation(
 
 
 def _first(info: Mapping[str, T], most: int) -> dict[str, T]:
-    """Returns the first infos by name, with one more than the learner records: it tells of that."""
-    return dict(sorted(info.items())[: most + 1])
+    """Returns as many infos as the learner records, and one, so that it counts that there are more.
+
+    Of a learner that does not say how many it records: all.
+    """
+    return dict(itertools.islice(info.items(), most + 1 if most else None))
 
 
 def _episodes(episodes: Sequence[Episode], most: int) -> list[pb.Episode]:

@@ -73,7 +73,7 @@ class Options:
     """Share pulls of parameters with the other actors of this user on this host."""
 
 
-_Outcome = Literal["finished", "stopped", "was finished"]  # before it was joined
+_Outcome = Literal["finished", "stopped", "finished before joining"]
 
 
 class _Notes:
@@ -183,7 +183,7 @@ def _session(
                 _evaluate(client, setup, options.allow)
         except wire.RunFinished:
             signals.stops(None)
-            return "finished" if setup is not None else "was finished"
+            return "finished" if setup is not None else "finished before joining"
         except (wire.Stopped, _Interrupted):
             _log.info("Stopping: %s.", signals.cause)
         if not client.drain(_DRAIN_SECONDS):
@@ -242,7 +242,9 @@ class ActorSetup:
         with contextlib.ExitStack() as stack:
             if is_watched:
                 seconds = config.actor.hang_seconds * len(self.tasks)
-                hang = HangWatch(seconds, "spaces", "actor.hang_seconds of all tasks")
+                hang = HangWatch(
+                    seconds, "look at the environments", "actor.hang_seconds times tasks"
+                )
                 stack.enter_context(stack.enter_context(hang).watched())
             self.spaces = build.spaces(self.tasks, self.own, numbered=config.agent.popart)
         self.agent = build.agent(config.agent, *self.spaces, own=self.own)

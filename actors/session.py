@@ -489,9 +489,9 @@ class Session:
             values=codec.decode(message.tensors, self.reply.parameter_specs),
         )
 
-    def forgotten(self) -> None:
-        """Notes that the learner does not know this actor, which has to join again."""
-        self.is_open = False
+    def forgotten(self, connection: int) -> None:
+        """Notes that the learner did not know this actor, which has to join again."""
+        self.is_open &= connection != self.connection
 
     def finish(self) -> None:
         """Notes the end of training."""

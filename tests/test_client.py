@@ -165,8 +165,11 @@ def test_an_actor_that_another_has_replaced_does_not_wait_for_a_permit() -> None
         with connect(learner) as client:
             client.join()
             learner.refusal = "another incarnation has joined"
+            timer = threading.Timer(PATIENCE, client.stop)
+            timer.start()
             with pytest.raises(LearnerRefused, match="another incarnation"):
                 client.await_turn(1)
+            timer.cancel()
 
 
 def test_parameters_are_prefetched(learner: FakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,3 +189,6 @@ def test_playing_imports_nothing_that_only_training_uses() -> None:
     named = dataclasses.replace(trained, agent=AgentConfig(torso=TORSO))
     with pytest.raises(values.OptionError, match=f"--allow {TORSO}"):
         Player(saved._replace(config=named))
+    # What may not be ignored, though no part that only training uses has it, is missed.
+    with pytest.raises(values.OptionError, match=r"slow\.step"):
+        Player(saved._replace(own=own, needs=needs))

@@ -139,7 +139,26 @@ def test_a_job_whose_actors_cannot_play_ends(cluster: Cluster, status: int) -> N
     with cluster.job(7, "catch", ntasks=6) as job:
         assert job.end() == 1, job.log.read_text()
         assert not job.is_requeued
-        assert "All actors have ended with errors" in job.log.read_text()
+        assert "All actors have ended" in job.log.read_text()
+
+
+def test_an_actor_that_cannot_play_does_not_end_the_others_job(cluster: Cluster) -> None:
+    waits = f"/bin/sleep {services.WAIT:.0f} & wait"
+    played = cluster.directory / "played"
+    cluster.program(
+        "impala",
+        f"""[ "$1" = learner ] && {{ trap '/bin/sleep 2; exit 75' TERM; {waits}; }}
+        [ "$SLURM_PROCID" = 0 ] || {{ touch {played}; trap 'exit 0' TERM; {waits}; }}
+        [ "$SLURM_PROCID" != 0 ] || exit 65""",
+    )
+    cluster.program("sleep", "exec /bin/sleep 0.1")
+    with cluster.job(7, "catch", ntasks=6) as job:
+        services.wait_for("the other actor", played.exists)
+        tasks = job.directory / "tasks"
+        services.wait_for("the end of the first", lambda: len(list(tasks.iterdir())) == 2)
+        job.preempt()
+        assert job.end() == 75, job.log.read_text()
+        assert job.is_requeued
 
 
 @pytest.mark.parametrize("restarts", [0, 2])

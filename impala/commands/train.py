@@ -118,8 +118,11 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
     ):
         directory = pathlib.Path(temporary)
         settings = command.settings
-        parts = (*sections.allowed(settings).names, settings.demonstrations.source)
-        environ = components.for_children(directory / "parts", parts)
+        parts = {*sections.allowed(settings).names, settings.demonstrations.source}
+        # Which parts teachers' networks have is not known here.
+        environ = components.for_children(
+            directory / "parts", None if settings.teacher.logdirs else parts
+        )
         socket, failures = directory / "learner", Shown(directory / "failures")
         programs = _actor_programs(command, socket, actors_log, failures.path, environ)
         watch = _Watch(supervisor, programs, failures, actors_log)

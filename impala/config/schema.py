@@ -619,10 +619,10 @@ class ActorConfig:
     env_threads: Positive = 1
     """ALE threads per group; with environment.atari.frame_skip_most each game has its own."""
     hang_seconds: Annotated[float, Range(1.0, 86400.0)] = 600.0
-    """Seconds that an unroll, or a step of an evaluator, may take. Beyond that an environment
-    hangs: the actor logs where, and ends. Of an environment in its own process
-    a step may take a tenth of this, and a start half: then the process is replaced and its episode
-    truncated."""
+    """Seconds that an unroll, a step of an evaluator, or closing environments may take, and a first
+    look at those of each task. Beyond that an environment hangs: the actor logs where, and ends. Of
+    an environment in its own process a step may take a tenth of this, and a start half: then the
+    process is replaced and its episode truncated."""
     max_environment_bytes: Count = 0
     """Resident memory in bytes beyond which the process of an environment is replaced at the end of
     an episode. 0: no limit."""

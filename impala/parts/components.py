@@ -22,7 +22,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self
 
 GROUP = "impala.components"  # of entry points
@@ -186,10 +186,10 @@ def give(part: Any) -> str:
 
 def _is_again(one: Any, other: Any) -> bool:
     """Returns whether two parts of one name are the same, or the same definition run once more."""
-    if one is other:
+    if one is other or "<" not in other.__qualname__:  # as when a notebook's cell is run again
         return True
     if not (inspect.isfunction(one) and inspect.isfunction(other)):
-        return "<" not in other.__qualname__  # a notebook's class, whose cell was run once more
+        return False
     try:
         return all(
             getattr(one, name) == getattr(other, name)
@@ -199,12 +199,12 @@ def _is_again(one: Any, other: Any) -> bool:
         return False
 
 
-def for_children(file: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
+def for_children(file: pathlib.Path, names: Collection[str] | None) -> dict[str, str]:
     """Writes what this process was given to a file, for its children.
 
     Args:
       file: that is written.
-      names: of the parts that the children need; others are left out.
+      names: of the parts that the children need; None: all.
 
     Returns:
       The environment variables that they need. They load the file as a pickle, so only the user
@@ -213,7 +213,7 @@ def for_children(file: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
     Raises:
       ComponentError: something cannot be pickled.
     """
-    given = {name: _given()[name] for name in names if name in _given()}
+    given = {name: x for name, x in _given().items() if names is None or name in names}
     if not given:
         return {}
     from gymnasium.vector.utils import CloudpickleWrapper

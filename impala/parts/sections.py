@@ -163,7 +163,8 @@ def restore(
     composed = compose(config, allow, kinds)
     sections = [part.section for part in composed.own if part.section]
     stored = {section: own[section] for section in sections if section in own}
-    needs = [path for path in needs if path.partition(".")[0] in stored]
+    if any(kind not in kinds and name not in kind.built_in for kind, name in names(config)):
+        needs = [path for path in needs if path.partition(".")[0] in stored]
     read = values.from_stored(type(composed), stored, needs)
     return dataclasses.replace(
         composed, **{section: getattr(read, section) for section in sections}
