@@ -77,9 +77,9 @@ def evaluation(
 
 
 def _first(info: Mapping[str, T], most: int) -> dict[str, T]:
-    """Returns as many infos as the learner records, and one, so that it counts that there are more.
+    """Returns the first infos: as many as the learner records, or all if it does not say.
 
-    Of a learner that does not say how many it records: all.
+    With one more, so that the learner counts that some are not recorded.
     """
     return dict(itertools.islice(info.items(), most + 1 if most else None))
 

@@ -491,7 +491,8 @@ class Session:
 
     def forgotten(self, connection: int) -> None:
         """Notes that the learner did not know this actor, which has to join again."""
-        self.is_open &= connection != self.connection
+        if connection == self.connection:
+            self.is_open = False
 
     def finish(self) -> None:
         """Notes the end of training."""

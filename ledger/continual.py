@@ -74,6 +74,10 @@ class Claim(NamedTuple):
         """The arms that it is about."""
         return tuple({**self.above, **self.below})
 
+    def of_seeds(self, scores: Scores) -> dict[str, list[float]]:
+        """Returns its arms' scores, one of each seed."""
+        return {arm: [*scores[arm].values()] for arm in self.arms}
+
     def number(self, scores: Mapping[str, Any]) -> Any:
         """Returns the number that arms' mean scores give."""
         return _weighted(self.above, scores) / _weighted(self.below, scores)
@@ -84,7 +88,7 @@ class Claim(NamedTuple):
             arm: self.above.get(arm, 0.0) - self.limit * self.below.get(arm, 0.0)
             for arm in self.arms
         }
-        return statistics.welch({arm: [*scores[arm].values()] for arm in self.arms}, weights)
+        return statistics.welch(self.of_seeds(scores), weights)
 
     def verdict(self, found: Interval | None, p: float) -> str:
         """Returns whether a number is on the claim's side of the limit, given its corrected p."""
@@ -145,7 +149,7 @@ def claim(of: Claim, scores: Scores) -> Interval | None:
     """Returns a claim's number; None if one of its arms has no records."""
     if not all(scores.get(arm) for arm in of.arms):
         return None
-    return statistics.interval_of({arm: [*scores[arm].values()] for arm in of.arms}, of.number)
+    return statistics.interval_of(of.of_seeds(scores), of.number)
 
 
 def judged(scores: Scores) -> list[tuple[Claim, Interval | None, str]]:
