@@ -73,6 +73,38 @@ class NextStep(SyncVectorEnv):
         super().__init__([env] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
 
 
+class Bare(NextStep):
+    """Its ends are numbers, and its infos have no masks."""
+
+    def __init__(self, num_envs: int, dtype: str) -> None:
+        super().__init__(num_envs)
+        self._dtype = dtype
+
+    def step(self, actions: Any) -> Any:
+        observation, reward, terminated, truncated, infos = super().step(actions)
+        ends = terminated.astype(self._dtype), truncated.astype(self._dtype)
+        infos = {name: values for name, values in infos.items() if not name.startswith("_")}
+        return observation, reward, *ends, infos
+
+
+class Scribbler(gym.Env):
+    """Shows each action as it came, then writes into it; its info has a number for a name."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[Any, Any]]:
+        seen = action.copy()
+        action *= 0.1
+        return seen, 0.0, False, False, {3: 1.0}
+
+
 class SameStep(SyncVectorEnv):
     def __init__(self, num_envs: int, env: type[gym.Env] = CountingEnv) -> None:
         super().__init__([env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)

@@ -52,6 +52,23 @@ def test_a_simulator_with_batched_last_observations_is_read() -> None:
     assert_same(rows("Simulator"), rows("SameStep"))
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "float32"])
+def test_ends_may_be_numbers_and_infos_come_without_masks(dtype: str) -> None:
+    assert_same(rows("Bare", kwargs=json.dumps({"dtype": dtype})), rows("NextStep"))
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_an_environment_may_write_into_its_actions(most: int) -> None:
+    action = np.full((3, 2), 0.5, np.float32)
+    with closing(make("Scribbler", repeat=RepeatConfig(most=most))) as environment:
+        environment.reset(0)
+        environment.send(action)
+        step = environment.recv()
+    np.testing.assert_array_equal(action, np.float32(0.5))
+    np.testing.assert_array_equal(step.timestep.observation, action)  # that of each frame
+    np.testing.assert_array_equal(step.info["3"], np.ones(3))
+
+
 def test_an_unknown_autoreset_mode_is_refused() -> None:
     with pytest.raises(ValueError, match=r"own:Simulator has the autoreset mode Never: have its"):
         make("Simulator", kwargs='{"mode": "Never"}')

@@ -12,8 +12,16 @@ import tensorflow as tf
 
 from impala.environments.base import Environment
 from impala.environments.episodes import EpisodeStatistics
+from impala.environments.failure import EnvironmentFailed
 from impala.play import evaluation
-from impala.types import AgentOutput, EnvironmentStep, Episode, StepType, TimeStep
+from impala.types import (
+    AgentOutput,
+    EnvironmentFault,
+    EnvironmentStep,
+    Episode,
+    StepType,
+    TimeStep,
+)
 
 
 class Scripted(Environment):
@@ -101,6 +109,39 @@ def test_episodes_are_the_first_of_each_environment() -> None:
 
 def test_fewer_episodes_than_environments() -> None:
     assert [episode.length for episode in _play(Scripted([[3], [2], [1]]), 2)] == [3, 2]
+
+
+class Failing(Scripted):
+    """Episodes of environment 0 with fewer than five steps end by a failure."""
+
+    def recv(self) -> EnvironmentStep:
+        step = super().recv()
+        if step.timestep.step_type[0] == StepType.LAST and self.length < 5:
+            return step._replace(
+                faults=[EnvironmentFault(0, "crashed", "fault 3, KeyError: 'map'")]
+            )
+        return step
+
+    def _advance(self, first: np.ndarray) -> EnvironmentStep:
+        step = super()._advance(first)
+        if first[0]:
+            self.length = self._left[0]
+        return step
+
+
+def test_episodes_that_a_failure_cut_off_do_not_count() -> None:
+    episodes = _play(Failing([[2, 7, 3, 9], [4]]), 4)
+    assert [episode.length for episode in episodes] == [7, 9, 4, 4]
+    first = evaluation.FirstEpisodes(1)
+    environment, agent = Failing([[2, 7], [4]]), Counting()
+    evaluation.play_episodes(environment, agent, 2, True, 0, first)  # type: ignore
+    assert len(first.steps[0]["reward"]) == 7
+    # Failures of an environment that has played its share are nobody's concern.
+    assert len(_play(Failing([[7, *[2] * 50], [90]]), 2)) == 2
+    with pytest.raises(
+        EnvironmentFailed, match="crashed: KeyError: 'map', the end of more than 4 ep"
+    ):
+        _play(Failing([[2], [4]]), 4)
 
 
 def test_an_episode_tells_return_steps_frames_and_the_last_info() -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -152,6 +152,8 @@ def test_what_cannot_be_acted_on_is_refused() -> None:
         catch(board)
 
     bandit = impala.load(STORED / "bandit")
+    with pytest.raises(ValueError, match=r"observation.* is 9; it must be in Discrete"):
+        bandit(9)
     for shown in (np.zeros(4, int), np.zeros(3, int), 0):  # which sees the last action
         assert bandit(shown).shape == np.shape(shown)
         bandit.reset()
@@ -267,7 +269,7 @@ def test_the_environment_is_one_of_gymnasiums(name: str) -> None:
     first, _ = environment.reset(seed=3)
     environment.step(environment.action_space.sample())
     again, _ = environment.reset(seed=3)
-    gym.utils.env_checker.data_equivalence(first, again)
+    assert gym.utils.env_checker.data_equivalence(first, again)
     environment.close()
 
 
@@ -443,7 +445,7 @@ def test_ctrl_c_interrupts_once_the_run_has_stopped(
     run = commands_train.run
 
     def interrupted(
-        command: commands_train.Train, supervisor: Supervisor, output: library.Output
+        command: commands_train.Train, supervisor: Supervisor, output: Callable[[str], None]
     ) -> commands_train.Ended:
         def interrupt(line: str) -> None:
             output(line)

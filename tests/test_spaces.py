@@ -51,6 +51,23 @@ def test_a_space_comes_back_from_json_as_it_was(name: str) -> None:
     np.testing.assert_equal(read.sample(), space.sample())
 
 
+@pytest.mark.parametrize(
+    ("data", "space"),
+    [
+        ({"type": "Box", "shape": [2]}, gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)),
+        (
+            {"type": "Box", "shape": [8, 8], "dtype": "uint8"},
+            gym.spaces.Box(0, 255, (8, 8), np.uint8),
+        ),
+        ({"type": "Box", "shape": [2], "dtype": "int8"}, gym.spaces.Box(-128, 127, (2,), np.int8)),
+        ({"type": "Discrete", "n": 3}, gym.spaces.Discrete(3)),
+        ({"type": "MultiDiscrete", "nvec": [2, 4]}, gym.spaces.MultiDiscrete([2, 4])),
+    ],
+)
+def test_what_is_left_out_of_a_space_is_usual(data: Any, space: gym.Space) -> None:
+    assert spaces.from_dict(data) == space
+
+
 def test_bounds_that_are_all_the_same_take_no_room() -> None:
     assert len(json.dumps(spaces.to_dict(SPACES["image"]))) < 100
 
@@ -61,7 +78,7 @@ def test_a_space_without_a_fixed_size_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [{}, {"type": "Graph"}, {"type": "Discrete", "n": 2}, {"type": "Tuple", "spaces": 3}]
+    "data", [{}, {"type": "Graph"}, {"type": "Discrete"}, {"type": "Tuple", "spaces": 3}]
 )
 def test_what_is_no_space_is_refused(data: Any) -> None:
     with pytest.raises(ValueError, match="not a space that this version knows"):

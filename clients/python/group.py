@@ -99,7 +99,9 @@ class Group:
             seen, _ = environment.reset()
             self._write(row, env, seen, FIRST, 0.0, 1.0)
             return
-        seen, reward, terminated, truncated, _ = environment.step(self._arrays[ACTION][row, env])
+        seen, reward, terminated, truncated, _ = environment.step(
+            self._arrays[ACTION][row, env].copy()  # the environment may write into it
+        )
         self._ended[env] = terminated or truncated
         kind, discount = (LAST if self._ended[env] else MID), (0.0 if terminated else 1.0)
         self._write(row, env, seen, kind, float(reward), discount)

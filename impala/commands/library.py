@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from impala.play.player import Player
     from impala.play.policy import Policy
 
-Output = Callable[[str], None]
 _LAST_LINES = 20  # of the learner's output, in an error
 
 

@@ -159,6 +159,9 @@ def environment_step(
     step that does not terminate is discounted. NaN is as if it were not given.
     """
     info = dict(info)
+    terminated, truncated, first = (
+        np.asarray(each, np.bool_) for each in (terminated, truncated, first)
+    )
     timestep = next_timestep(observation, reward, terminated, truncated, first)
     frames = (~first).astype(np.int32)
     if "frames" in info:

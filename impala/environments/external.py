@@ -13,12 +13,6 @@ import numpy as np
 from impala.environments import base, spaces
 from impala.types import EnvironmentStep, Nest, TimeStep
 
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "Box": {"dtype": "float32", "low": None, "high": None},
-    "Discrete": {"start": 0, "dtype": "int64"},
-    "MultiDiscrete": {"dtype": "int64"},
-}  # type of a space -> what may be left out of its description
-
 
 class External(base.Environment):
     """Environments that somebody else plays.
@@ -77,21 +71,6 @@ def _space(name: str, given: gym.Space | Mapping[str, Any]) -> gym.Space:
     if isinstance(given, gym.Space):
         return given
     try:
-        return spaces.from_dict(_filled(given))
+        return spaces.from_dict(given)
     except (AssertionError, TypeError, ValueError) as error:
         raise ValueError(f"{name} of External is {given!r}: {error}") from None
-
-
-def _filled(given: Any) -> Any:
-    """Returns the description of a space with what may be left out."""
-    if not isinstance(given, Mapping):
-        return given
-    filled = {**_DEFAULTS.get(str(given.get("type")), {}), **given}
-    if filled.get("type") == "MultiDiscrete" and "nvec" in filled:
-        filled.setdefault("start", np.zeros_like(filled["nvec"]).tolist())
-    match filled.get("spaces"):
-        case Mapping() as parts:
-            filled["spaces"] = {key: _filled(part) for key, part in parts.items()}
-        case list() as parts:
-            filled["spaces"] = [_filled(part) for part in parts]
-    return filled

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from impala.environments import base, interface
 from impala.environments.failure import EnvironmentFailed, failure_of
 from impala.runtime.signals import exits_by_signal
-from impala.types import EnvironmentStep, Nest, TimeStep
+from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 
 
 class NextStep(base.Environment):
@@ -46,10 +46,10 @@ class NextStep(base.Environment):
         observation, reward, terminated, truncated, infos = interface.checked_step(
             self._vector.step(self._action)
         )
-        first, self._ended = self._ended, terminated | truncated
-        return base.environment_step(
-            observation, reward, terminated, truncated, first, _numbers(infos)
-        )
+        infos = _numbers(infos, self.num_envs)
+        step = base.environment_step(observation, reward, terminated, truncated, self._ended, infos)
+        self._ended = step.timestep.step_type == StepType.LAST
+        return step
 
     def render(self) -> np.ndarray:
         return _first_picture(self._vector)
@@ -117,7 +117,7 @@ class OneByOne(base.Environment):
                 self._next_first[i] = _copied(self.observation_space, observation)
                 observation, info = self._final(info), info.get("final_info", {})
             observations.append(observation)
-            infos.append(_numbers(info))
+            infos.append(_numbers(info, 1))
         self._ended = (terminated + truncated) > 0.0
         return base.environment_step(
             self._joined(observations),
@@ -310,21 +310,26 @@ def numbers(info: Any) -> dict[str, float]:
     if not isinstance(info, Mapping):
         raise ValueError(f"the info is {info!r}; it must be a dict: return {{}} if it says nothing")
     return {
-        name: float(value)
+        str(name): float(value)
         for name, value in info.items()
         if isinstance(value, bool | int | float | np.bool_ | np.number)
         or (isinstance(value, np.ndarray) and not value.ndim and value.dtype.kind in "biuf")
     }
 
 
-def _numbers(infos: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The numeric scalars of a vector environment's infos: float64 [E], NaN where not given."""
+def _numbers(infos: dict[str, Any], num_envs: int) -> dict[str, np.ndarray]:
+    """The numeric scalars of a vector environment's infos: float64 [E], NaN where not given.
+
+    Where they were given is said by a mask of the same name behind an underscore; without one,
+    everywhere.
+    """
+    masks = {f"_{name}" for name in infos}
     return {
-        name: np.where(infos[f"_{name}"], values, np.nan)
+        str(name): np.where(infos.get(f"_{name}", True), values, np.nan)
         for name, values in infos.items()
-        if f"_{name}" in infos
+        if name not in masks
         and isinstance(values, np.ndarray)
-        and values.ndim == 1
+        and values.shape == (num_envs,)
         and values.dtype.kind in "biuf"
     }
 

@@ -20,6 +20,7 @@ from impala.environments.spaces import (
     Spaces,
     has_action_mask,
     is_wrapped,
+    leaves,
     num_tasks,
 )
 from impala.types import Nest, TimeStep
@@ -40,7 +41,10 @@ def join(names: Sequence[str], spaces: Sequence[Spaces], numbered: bool = False)
     for name, (other_observation, other_action) in zip(names[1:], spaces[1:], strict=True):
         between = f"{names[0]} and {name} cannot be tasks of one run"
         observation = _join(f"{between}: their observations", observation, other_observation)
-        if not isinstance(action, gym.spaces.Discrete) and action != other_action:
+        differ = action != other_action
+        if has_action_mask(other_observation):  # whose entries are in the order of the parts
+            differ |= _parts(action) != _parts(other_action)
+        if differ and not isinstance(action, gym.spaces.Discrete):
             raise ValueError(f"{between}: their actions are {action} and {other_action}.")
         action = _join(f"{between}: their actions", action, other_action)
     if any(own != action for _, own in spaces):
@@ -57,15 +61,18 @@ def join(names: Sequence[str], spaces: Sequence[Spaces], numbered: bool = False)
     return observation, action
 
 
+def _parts(space: gym.Space) -> list[str]:
+    return [path for path, _ in leaves(space, is_sorted=False)]
+
+
 def _join(what: str, one: gym.Space, other: gym.Space) -> gym.Space:
     match one, other:
         case gym.spaces.Dict(), gym.spaces.Dict() if set(one.spaces) == set(other.spaces):
-            return gym.spaces.Dict(
-                {key: _join(f"{what}/{key}", one[key], other[key]) for key in one.spaces}
-            )
+            pairs = [(key, _join(f"{what}/{key}", one[key], other[key])) for key in one.spaces]
+            return gym.spaces.Dict(pairs)  # which keep their order
         case gym.spaces.Tuple(), gym.spaces.Tuple() if len(one) == len(other):
-            pairs = enumerate(zip(one, other, strict=True))
-            return gym.spaces.Tuple([_join(f"{what}/{i}", *pair) for i, pair in pairs])
+            both = enumerate(zip(one, other, strict=True))
+            return gym.spaces.Tuple([_join(f"{what}/{i}", *pair) for i, pair in both])
         case gym.spaces.Discrete(), gym.spaces.Discrete() if one.start == other.start:
             return gym.spaces.Discrete(int(max(one.n, other.n)), start=int(one.start))
         case gym.spaces.Box(), gym.spaces.Box():

@@ -1,5 +1,6 @@
 """An action that is held for several frames: always as many, or as many as the agent says."""
 
+import copy
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
@@ -56,7 +57,9 @@ class ActionRepeat(gym.Wrapper):
             action, repeat = action["action"], int(action["repeat"])
         total, frames, weight, discount = 0.0, 0, 1.0, 1.0
         for _ in range(repeat):
-            observation, reward, terminated, truncated, info = self.env.step(action)
+            # A copy each time, since the environment may write into it.
+            played = self.env.step(copy.deepcopy(action))
+            observation, reward, terminated, truncated, info = played
             total += weight * float(reward)
             frames += int(info.get("frames", 1))
             discount = weight * float(info.get("discount", 1.0))

@@ -182,19 +182,24 @@ def to_dict(space: gym.Space) -> dict[str, Any]:
 def from_dict(data: Mapping[str, Any]) -> gym.Space:
     """Returns the space that `to_dict` has turned into plain data.
 
+    The dtype (float32 or int64), bounds and starts may be left out.
+
     Raises:
       ValueError: no such data, or of a space that this version does not know.
     """
     match data:
-        case {"type": "Box", "shape": shape, "dtype": name, "low": low, "high": high}:
-            dtype = np.dtype(name)
-            return gym.spaces.Box(
-                _array(low, -np.inf, shape, dtype), _array(high, np.inf, shape, dtype), dtype=dtype
-            )
-        case {"type": "Discrete", "n": n, "start": start, "dtype": dtype}:
-            return gym.spaces.Discrete(n, start=start, **_unless_int64(dtype))
-        case {"type": "MultiDiscrete", "nvec": nvec, "start": start, "dtype": dtype}:
-            return gym.spaces.MultiDiscrete(nvec, start=start, dtype=np.dtype(dtype).type)
+        case {"type": "Box", "shape": shape}:
+            dtype = np.dtype(data.get("dtype", "float32"))
+            least, most = _unbounded(dtype)
+            low = _array(data.get("low"), least, shape, dtype)
+            high = _array(data.get("high"), most, shape, dtype)
+            return gym.spaces.Box(low, high, dtype=dtype)
+        case {"type": "Discrete", "n": n}:
+            dtype = data.get("dtype", "int64")
+            return gym.spaces.Discrete(n, start=data.get("start", 0), **_unless_int64(dtype))
+        case {"type": "MultiDiscrete", "nvec": nvec}:
+            dtype = np.dtype(data.get("dtype", "int64"))
+            return gym.spaces.MultiDiscrete(nvec, start=data.get("start"), dtype=dtype.type)
         case {"type": "MultiBinary", "n": n}:
             return gym.spaces.MultiBinary(n)
         case {"type": "Dict", "spaces": Mapping() as parts}:  # pairs keep their order
@@ -210,7 +215,14 @@ def _bounds(values: np.ndarray) -> Any:
     return numbers[0] if len(set(numbers)) == 1 else numbers
 
 
-def _array(bounds: Any, unbounded: float, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+def _unbounded(dtype: np.dtype) -> tuple[Any, Any]:
+    """The least and the most that a Box of a dtype can hold."""
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).min, np.iinfo(dtype).max
+    return (False, True) if dtype.kind == "b" else (-np.inf, np.inf)
+
+
+def _array(bounds: Any, unbounded: Any, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """Bounds of a Box, [*shape], from what `_bounds` has returned."""
     numbers = bounds if isinstance(bounds, list) else [bounds] * math.prod(shape)
     filled = [unbounded if number is None else number for number in numbers]

@@ -1,6 +1,6 @@
 """Our environments as Gymnasium's, for custom loops: one as an `Env`, several as a vector."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from impala.environments import base
-from impala.types import EnvironmentStep, Nest, StepType, TimeStep
+from impala.types import EnvironmentFault, EnvironmentStep, Nest, StepType, TimeStep
 
 Make = Callable[[], base.Environment]
 """Makes an environment that was not reset yet."""
@@ -62,6 +62,11 @@ class SingleEnv(gym.Env):
             {name: value for name, value in info.items() if not np.isnan(value)},
         )
 
+    @property
+    def faults(self) -> Sequence[EnvironmentFault]:
+        """As those of `SeveralEnvs`."""
+        return self._envs.faults
+
     def render(self) -> np.ndarray:
         return self._envs.render()[0]
 
@@ -89,6 +94,8 @@ class SeveralEnvs(VectorEnv):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self.render_mode = render_mode
+        self.faults: Sequence[EnvironmentFault] = ()
+        """Failures of environments, which were started again, in the last step."""
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -108,6 +115,7 @@ class SeveralEnvs(VectorEnv):
     ) -> tuple[Nest, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         self._made.send(actions)
         step = self._made.recv()
+        self.faults = step.faults
         terminated, truncated = _ends(step.timestep)
         infos = _infos(step)
         given = {f"_{name}": ~np.isnan(values) for name, values in infos.items()}

@@ -140,7 +140,7 @@ class Checked(base.Environment):
             i = int(np.argwhere(~valid)[0][0])
             which = f"environment {self._first + i} of {self._name}"
             raise ValueError(f"{name} {action[i]} for {which} is not in {space}")
-        return action.astype(space.dtype, copy=False)
+        return action.astype(space.dtype)  # a copy: environments may write into it
 
     def _check_timestep(self, timestep: TimeStep) -> None:
         base.map_leaves(

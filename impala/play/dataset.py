@@ -18,7 +18,8 @@ from impala.types import Nest
 def record(player: Player, name: str, episodes: int, greedy: bool, seed: int) -> list[float]:
     """Plays episodes and stores them as a dataset of Minari.
 
-    It has the environment's own observations, without what wrappers add to them.
+    It has the environment's own observations, without what wrappers add to them, and no episodes
+    that a failure of the environment has cut off.
 
     Args:
       player: who plays.
@@ -33,7 +34,8 @@ def record(player: Player, name: str, episodes: int, greedy: bool, seed: int) ->
       The return of each.
 
     Raises:
-      ValueError: Minari is not installed, or the name is taken or invalid.
+      ValueError: Minari is not installed, the name is taken or invalid, or the environment fails
+        more often than so many episodes end.
     """
     minari = minari_for(f"The dataset {name}")
     if not re.fullmatch(r"([\w-]+/)*[\w-]+-v\d+", name):
@@ -51,9 +53,11 @@ def record(player: Player, name: str, episodes: int, greedy: bool, seed: int) ->
         return tree.map_structure(np.array, observation)  # valid for one step
 
     with contextlib.closing(policy.environment()) as environment:
-        for number in range(episodes):
-            observation, _ = environment.reset(seed=seed if number == 0 else None)
+        is_first, cut_off = True, 0
+        while len(buffers) < episodes:
+            observation, _ = environment.reset(seed=seed if is_first else None)
             policy.reset()
+            is_first = False
             seen, done = [own(observation)], list[Nest]()
             rewards, ends = list[float](), list[list[bool]]()
             while not (ends and any(ends[-1])):
@@ -63,10 +67,18 @@ def record(player: Player, name: str, episodes: int, greedy: bool, seed: int) ->
                 done.append(action)
                 rewards.append(float(reward))
                 ends.append([end[0], end[1] or len(rewards) == most])
+            if environment.faults:
+                cut_off += 1
+                if cut_off > episodes:
+                    raise ValueError(
+                        f"The environment has failed in {cut_off} episodes, which are not stored: "
+                        f"{environment.faults[-1].detail}"
+                    )
+                continue
             terminations, truncations = (list(each) for each in zip(*ends, strict=True))
             buffers.append(
                 minari.data_collector.EpisodeBuffer(
-                    id=number,
+                    id=len(buffers),
                     observations=_stacked(seen),
                     actions=_stacked(done),
                     rewards=rewards,

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from impala.agents.agent import Agent
 from impala.agents.compiled import Flat
 from impala.environments.base import Environment
 from impala.environments.episodes import EpisodeStatistics
+from impala.environments.failure import EnvironmentFailed
 from impala.types import AgentOutput, EnvironmentStep, Episode, Nest, StepType, TimeStep
 
 _log = logging.getLogger(__name__)
@@ -128,9 +130,13 @@ class FirstEpisodes:
 
     def add(self, step: EnvironmentStep) -> None:
         """Adds a step of all environments; the reset is none."""
+        failed = {fault.environment for fault in step.faults}
         for e, steps in enumerate(self.steps):
             step_type = step.timestep.step_type[e]
             if self._ended[e] or step_type == StepType.FIRST:
+                continue
+            if step_type == StepType.LAST and e in failed:  # it does not count
+                self.steps[e] = {"reward": []}
                 continue
             given = {**step.info, "reward": step.timestep.reward}
             before = len(steps["reward"])
@@ -168,22 +174,37 @@ def play_episodes(
       watched: as for `play`.
 
     Returns:
-      `num_episodes` episodes with raw returns, ordered by environment.
+      `num_episodes` episodes with raw returns, ordered by environment; of those that the failure of
+      an environment has cut off, none.
+
+    Raises:
+      EnvironmentFailed: more than `num_episodes` were cut off.
     """
     if num_episodes < 1:
         raise ValueError(f"num_episodes is {num_episodes}; it must be at least 1.")
     num_envs = environment.num_envs
     quota = [num_episodes // num_envs + (e < num_episodes % num_envs) for e in range(num_envs)]
     finished: list[list[Episode]] = [[] for _ in range(num_envs)]
+    cut_off = 0  # episodes
     statistics = EpisodeStatistics(num_envs)
     logged = time.monotonic()
     steps = _cut_off(play(environment, agent, greedy, seed, watched), num_envs, max_steps)
     for count, step in enumerate(steps):
         if first is not None:
             first.add(step)
+        faults = {fault.environment: fault for fault in step.faults}
         for e, episode in statistics.update(step):
-            if len(finished[e]) < quota[e]:
+            if len(finished[e]) == quota[e]:
+                continue
+            if e not in faults:
                 finished[e].append(episode)
+                continue
+            cut_off += 1
+            if cut_off > num_episodes:
+                detail = re.sub(r"^fault \d+, ", "", faults[e].detail)
+                says = f"{detail}, the end of more than {num_episodes} episodes"
+                message = f"environment {e} {faults[e].kind}: {says}"
+                raise EnvironmentFailed(message, says, faults[e].where)
         played = sum(map(len, finished))
         if played == num_episodes:
             break

@@ -11,7 +11,7 @@ import tree
 
 from impala.agents.distributions import EpsilonGreedy
 from impala.environments import base, to_gymnasium
-from impala.environments.spaces import SEEN, TASK, is_wrapped
+from impala.environments.spaces import SEEN, TASK, is_wrapped, limits
 from impala.environments.wrappers import History
 from impala.play.evaluation import Acting
 from impala.play.player import Player, has_value
@@ -232,7 +232,7 @@ class Policy:
 
 def _like(shown: _Shown, nest: Nest) -> Nest:
     """Returns arrays or tensors [E, ...] as arrays; without E if the observation has none."""
-    arrays = tree.map_structure(np.asarray, nest)
+    arrays = tree.map_structure(np.array, nest)  # copies, into which an environment may write
     return arrays if shown.is_batch else tree.map_structure(lambda leaf: leaf[0], arrays)
 
 
@@ -272,13 +272,14 @@ def _look(space: gym.Space, observation: Nest) -> tuple[_Shown, Nest]:
         with np.errstate(over="ignore"):
             values = array.astype(space.dtype, copy=False)
         good = np.isfinite(values) if values.dtype.kind == "f" else values == array
+        kind = f"a finite number that {space.dtype} can hold"
+        if not isinstance(space, gym.spaces.Box):
+            low, high = limits(space)
+            good, kind = good & (values >= low) & (values <= high), f"in {space}"
         if not good.all():
             place = tuple(map(int, np.argwhere(~good)[0]))
             at = f"[{', '.join(map(str, place))}]" if place else ""
-            raise ValueError(
-                f"{name}{at} is {array[place]}; it must be a finite number that {space.dtype} can "
-                "hold."
-            )
+            raise ValueError(f"{name}{at} is {array[place]}; it must be {kind}.")
         is_batch = values.ndim > len(shape)
         counts.add(len(values) if is_batch else None)
         return values if is_batch else values[np.newaxis]
