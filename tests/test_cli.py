@@ -141,7 +141,6 @@ def test_the_printed_configuration_feeds_back_in(
     ("line", "message"),
     [
         ("trian catch", "Did you mean 'train'?"),
-        ("train cacht", "Did you mean 'catch'?"),
         ("train catch --optimiser.lerning-rate 1", "Did you mean '--optimiser.learning-rate'?"),
         ("train catch --learning-rate=1", "no --learning-rate; ours is --optimiser.learning-rate."),
         ("actor --security.token_fil x", "Did you mean '--security.token-file'?"),
@@ -152,7 +151,6 @@ def test_the_printed_configuration_feeds_back_in(
         ("train catch --seed -1", "seed is -1; it must be from 0"),
         ("train catch --num-actors 0", "num_actors is 0; it must be from 1 to 256"),
         ("train catch --actor.num-envs 3", "give a multiple of 2, such as 4"),
-        ("train catch --config /absent.yaml", "/absent.yaml: No such file"),
         ("learner catch --peers a:1,b:1 --peer 2", "This is peer 2, but there are 2 in --peers"),
         ("learner catch --peers a:1,b:1 --peer 0", "give --security.open-peers in a network"),
         ("learner catch --peers a:1,b:1,c:1 --peer 0", "mix.fresh is 32, which 3 peers cannot"),
@@ -162,9 +160,7 @@ def test_the_printed_configuration_feeds_back_in(
         ("actor --learner a:1,b:1", "num-actors is 1, which 2 learners cannot share evenly"),
         ("train", "catch,cartpole"),
         ("evaluate", "LOGDIR"),
-        ("evaluate /absent", "/absent has no checkpoint"),
         ("evaluate /absent --checkpoint 7", "'7' of /absent is not there"),
-        ("record /absent --output film.avi", "it must end in .gif or .mp4"),
         ("record /absent --episodes 3", "--episodes is for a dataset: leave it out, or give"),
         ("record /absent --dataset a/b-v0 --output a.gif", "--output is for a video"),
     ],
@@ -249,13 +245,18 @@ def test_a_misspelt_variable_stops_a_run(
     assert "Did you mean IMPALA_OPTIMISER__NAME?" in capsys.readouterr().err
 
 
-def test_train_refuses_an_unusable_log_directory_in_a_line(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    assert _run("train", "catch", "--logdir", str(tmp_path / "file" / "run")) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("impala: ") and "Not a directory" in line and "--logdir" in line
+def test_logs_as_json_say_so_too_why_a_service_ends(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").touch()
+    command = "learner catch --listen 127.0.0.1:0 --log-format json --logdir"
+    ended = services.run(*command.split(), tmp_path / "file")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    *_, last = map(json.loads, ended.stderr.splitlines())
+    assert (last["level"], "log directory" in last["message"]) == ("ERROR", True)
+    code = "from impala.runtime import logs; logs.log_to_stderr('json'); {}['map']"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    last = json.loads(ended.stderr)
+    assert (ended.returncode, last["level"], last["message"]) == (1, "CRITICAL", "'map'")
+    assert "KeyError: 'map'" in last["exception"]
 
 
 def test_several_actors_are_started_with_the_flags_of_one() -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-import sys
 from typing import Annotated, Literal
 
 from impala.commands.flags import ADDRESS, Allow, NumActors, WhenFinished, next_port, plainly
@@ -10,7 +9,7 @@ from impala.config import values
 from impala.config.schema import Range
 from impala.parts.components import Allowed
 from impala.runtime import listen, process
-from impala.runtime.logs import LogFormat, log_to_stderr
+from impala.runtime.logs import LogFormat, log_to_stderr, say_failure
 from impala.runtime.security import ClientSecurity
 
 
@@ -70,6 +69,7 @@ class Actor:
 
 def actor(command: Actor) -> int:
     """Runs one actor in this process, or several in their own."""
+    log_to_stderr(command.log_format)
     with plainly():
         last = command.num_actors - 1 if command.index is None else command.index
         command.security.check(metrics=next_port(command.metrics_listen, last))
@@ -86,7 +86,6 @@ def actor(command: Actor) -> int:
             "(evaluator.episodes, at most actor.num_envs): leave it out. impala record shows an "
             "agent."
         )
-    log_to_stderr(command.log_format)
     if command.num_actors > 1:
         from actors.fleet import run_fleet
 
@@ -95,8 +94,8 @@ def actor(command: Actor) -> int:
     with plainly():
         listen.check_free("Metrics", metrics_listen)
     process.load_tensorflow(use_gpus=False)
-    from actors.client import LearnerError
     from actors.run import Options, run_actor
+    from actors.session import LearnerError
 
     index = command.index or 0
     name = command.name if command.index is None else f"{command.name}-{command.index}"
@@ -119,7 +118,7 @@ def actor(command: Actor) -> int:
         with plainly():
             return run_actor(learners[index % len(learners)], options)
     except LearnerError as error:
-        print(f"impala: {error}", file=sys.stderr)
+        say_failure(str(error))
         return 1
 
 

@@ -60,6 +60,7 @@ def _run(command: Learner) -> int:
     from impala.commands import preflight
     from learner import peer_config
 
+    log_to_stderr(command.log_format)
     addresses = peer_config.addresses(command.peers)
     peer = peer_config.number(addresses, command.peer)
     peer_config.check(command.settings, max(1, len(addresses)))
@@ -73,7 +74,6 @@ def _run(command: Learner) -> int:
         listen.check_free("The learner", command.listen)
         listen.check_free("Health", command.health_listen)
         listen.check_free("Metrics", command.metrics_listen)
-    log_to_stderr(command.log_format)
     logdir = preflight.log_directory(command)
     process.load_tensorflow(use_gpus=True)
     from impala.logdir.checkpoint import CheckpointError

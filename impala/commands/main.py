@@ -26,6 +26,7 @@ from impala.commands.sweep import Sweep, sweep
 from impala.commands.train import Train, train
 from impala.config import values
 from impala.runtime import installation, process
+from impala.runtime.logs import say_failure
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command_type, run = COMMANDS[name]
         return run(parse(name, command_type, argv[1:]))
     except values.OptionError as error:
-        print(f"impala: {error}", file=sys.stderr)
+        say_failure(str(error))
         return 2
 
 

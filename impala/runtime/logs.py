@@ -34,11 +34,25 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
+def say_failure(message: str) -> None:
+    """Says on standard error why a command ends; as a record, where logs are JSON."""
+    handlers = logging.getLogger().handlers
+    if any(isinstance(handler.formatter, _JsonFormatter) for handler in handlers):
+        logging.getLogger("impala").error(message)
+    else:
+        print(f"impala: {message}", file=sys.stderr)
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    logging.getLogger("impala").critical("%s", error, exc_info=(kind, error, trace))
+
+
 def log_to_stderr(log_format: LogFormat = "text") -> None:
     """Sets up logging for a command."""
     handler = _CurrentStderr()
     if log_format == "json":
         handler.setFormatter(_JsonFormatter())
+        sys.excepthook = _log_uncaught
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
