@@ -3,6 +3,7 @@
 Certificates and tokens are read again when their files change.
 """
 
+import time
 from typing import Self
 
 import grpc
@@ -15,6 +16,7 @@ from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
 NO_SECURITY = ClientSecurity()
 _STATUS_SECONDS = 10.0
+_STALE_SECONDS = 5.0
 
 _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.enable_http_proxy", 0),  # http_proxy of a cluster leads out of it
@@ -57,15 +59,21 @@ class LearnerChannel:
         if security.token_file is not None:
             self._token = Watched([security.token_file], lambda contents: first_token(*contents))
         self._before: grpc.Channel | None = None  # that the present one has replaced
+        self._is_closed = False
         self._dial()
 
-    def renew(self) -> None:
+    def renew(self, *, is_lost: bool = False) -> None:
         """Opens a new channel if the certificates have changed since the last one was opened.
 
         The last one stays open until the next time, as another thread may be about to call through
         it: gRPC raises no RpcError, but ValueError, if a channel is closed before a call.
+
+        Args:
+          is_lost: there was no learner to call. A channel older than 5 s is then replaced anyway:
+            it may ask for the address of a name again after two minutes, whatever its options say.
         """
-        if self._files.get() is not self._dialled:
+        is_stale = is_lost and time.monotonic() > self._dialled_at + _STALE_SECONDS
+        if (is_stale or self._files.get() is not self._dialled) and not self._is_closed:
             if self._before is not None:
                 self._before.close()
             self._before = self._channel
@@ -82,13 +90,14 @@ class LearnerChannel:
 
     def close(self) -> None:
         """Cancels the calls in progress and closes the channel."""
+        self._is_closed = True
         for channel in (self._before, self._channel):
             if channel is not None:
                 channel.close()
 
     def _dial(self) -> None:
         security = self._security
-        self._dialled = self._files.get()
+        self._dialled, self._dialled_at = self._files.get(), time.monotonic()
         options = list(_OPTIONS)
         if security.tls_server_name:
             options.append(("grpc.ssl_target_name_override", security.tls_server_name))
@@ -100,6 +109,8 @@ class LearnerChannel:
             self._channel = grpc.secure_channel(self._learner, credentials, options=options)
         else:
             self._channel = grpc.insecure_channel(self._learner, options=options)
+        if self._is_closed:  # meanwhile, by another thread
+            self._channel.close()
         self.stub = pb_grpc.LearnerStub(self._channel)
         self.stream_of_bytes = self._channel.stream_stream(  # of messages that are serialised
             "/impala.v1.Learner/StreamUnrolls", response_deserializer=pb.Receipt.FromString

@@ -15,32 +15,11 @@ import grpc
 
 from actors import messages
 from actors.channel import failure
-from actors.connection import (
-    POLL_SECONDS,
-    PULL_SECONDS,
-    Connection,
-    RunFinished,
-    Stopped,
-)
-from actors.session import (
-    BACKOFF,
-    LearnerError,
-    LearnerRefused,
-    Pull,
-)
+from actors.connection import POLL_SECONDS, PULL_SECONDS, Connection
+from actors.session import BACKOFF, Pull
 from actors.shared import SharedPulls
 from impala.types import ActorUnrolls, Parameters
 from protos.impala.v1 import learner_pb2 as pb
-
-__all__ = [
-    "LearnerClient",
-    "LearnerError",
-    "LearnerRefused",
-    "RunFinished",
-    "Stopped",
-    "actor_name",
-    "new_incarnation",
-]
 
 RETRY_POLL_SECONDS = 0.05
 

@@ -203,8 +203,9 @@ class Connection(abc.ABC):
 
     def _keep_session(self) -> None:
         """Joins, serves the session, and joins again with backoff whenever it is lost."""
+        why = None
         while not self._ended():
-            self._channel.renew()
+            self._channel.renew(is_lost=why is not None and why.code == "UNAVAILABLE")
             why = None
             try:
                 self._join()

@@ -20,7 +20,8 @@ import numpy as np
 import tree
 
 from actors.channel import NO_SECURITY
-from actors.client import LearnerClient, Stopped, actor_name, new_incarnation
+from actors.client import LearnerClient, actor_name, new_incarnation
+from actors.connection import Stopped
 from impala.config.schema import RepeatConfig
 from impala.environments import base
 from impala.environments.external import External
@@ -307,7 +308,8 @@ class Session:
         """
         if self._is_open:
             self._is_open = False
-            self._row.reward = self._taken_reward()
+            if self._acts:  # else the row may hold that of the session before
+                self._row.reward = self._taken_reward()
             self._client._ended(self._row)
 
     def _checked(self, observation: Nest) -> Nest:

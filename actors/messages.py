@@ -46,7 +46,7 @@ def unrolls(
         frames=unroll.frames.tolist(),
         task=unrolls.task,
         episodes=_episodes(unrolls.episodes, most),
-        # The learner accepts at most one per environment; the newest are the most useful.
+        # The learner counts the last E only.
         environment_faults=[_fault(fault) for fault in unrolls.faults[-len(unroll.frames) :]],
         step_info=[
             pb.StepInfo(name=name, values=x) for name, x in _first(unrolls.step_info, most).items()

@@ -9,7 +9,6 @@ import functools
 import logging
 import pathlib
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -101,7 +100,7 @@ def run_actor(learner: str, options: Options | None = None) -> int:
       Exit status 0.
 
     Raises:
-      actors.client.LearnerError: the actor cannot go on.
+      actors.session.LearnerError: the actor cannot go on.
       EnvironmentFailed: an environment has failed.
       SystemExit: with `supervisor.REPEATS`, if that was before the first unroll was complete.
       OptionError: the learner's groups cannot share `num_envs`.
@@ -171,6 +170,7 @@ def _session(
 ) -> _Outcome:
     """Acts in one run of the learner."""
     from actors import client as wire
+    from actors.connection import RunFinished, Stopped
 
     setup = None
     with client:
@@ -181,10 +181,10 @@ def _session(
                 _act(client, setup, options, notes)
             else:
                 _evaluate(client, setup, options.allow)
-        except wire.RunFinished:
+        except RunFinished:
             signals.stops(None)
             return "finished" if setup is not None else "finished before joining"
-        except (wire.Stopped, _Interrupted):
+        except (Stopped, _Interrupted):
             _log.info("Stopping: %s.", signals.cause)
         if not client.drain(_DRAIN_SECONDS):
             _log.warning("left without the receipts of the last unrolls")
@@ -279,7 +279,7 @@ def _check_specs(
     what: str, ours: Sequence["pb.TensorSpec"], theirs: Sequence["pb.TensorSpec"]
 ) -> None:
     """Compares TensorSpecs pairwise. Raises LearnerError; names only serve the message."""
-    from actors.client import LearnerError
+    from actors.session import LearnerError
     from protos.impala.v1 import learner_pb2 as pb
 
     if len(ours) != len(theirs):
@@ -312,7 +312,7 @@ def _noted(path: pathlib.Path | None, role: Role) -> Iterator[_Notes]:
         notes.add(Failure(error.error, error.where))
         if role != "actor" or notes.has_acted or not error.is_mistake:
             raise
-        traceback.print_exc()
+        sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(REPEATS)
 
 

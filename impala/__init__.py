@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import vtrace as vtrace
-    from actors.client import LearnerError as LearnerError
-    from actors.client import RunFinished as RunFinished
+    from actors.connection import RunFinished as RunFinished
     from actors.external import Client as Client
     from actors.external import Session as Session
     from actors.external import connect as connect
+    from actors.session import LearnerError as LearnerError
     from impala.analysis.learning_curve import Curve as Curve
     from impala.commands.library import Trained as Trained
     from impala.commands.library import TrainingError as TrainingError
@@ -68,7 +68,8 @@ _PLACES = {
         "impala.commands.library",
     ),
     **dict.fromkeys(("Client", "Session", "connect"), "actors.external"),
-    **dict.fromkeys(("LearnerError", "RunFinished"), "actors.client"),
+    "LearnerError": "actors.session",
+    "RunFinished": "actors.connection",
     "Environment": "impala.environments.base",
     "Curve": "impala.analysis.learning_curve",
     "PRESETS": "impala.config.presets",

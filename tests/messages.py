@@ -1,5 +1,6 @@
 """A small spec, good messages that fit it, and a learner service around them: shared by tests."""
 
+import collections
 import json
 import secrets
 from typing import Any, Literal
@@ -20,8 +21,7 @@ from learner.fleet.accounts import Accounts
 from learner.fleet.info_names import InfoNames
 from learner.fleet.quarantine import Quarantine
 from learner.fleet.receipts import ReceiptProofs
-from learner.fleet.records import Records
-from learner.fleet.refused_outputs import RefusedOutputs
+from learner.fleet.records import Records, RefusedOutput
 from learner.fleet.roster import Roster
 from learner.fleet.violations import Violations
 from learner.service.executable import ExecutablePolicy
@@ -142,7 +142,7 @@ def service(
     max_envs: int = MAX_ENVS,
     config: Config | None = None,
     quarantine: Quarantine | None = None,
-    refused_outputs: RefusedOutputs | None = None,
+    refused_outputs: collections.deque[RefusedOutput] | None = None,
     proofs: ReceiptProofs | None = None,
     pacing: Pacing | None = None,
     snapshots: Snapshots | None = None,
@@ -171,7 +171,7 @@ def service(
         Roster(),
         quarantine or Quarantine(QuarantineConfig(blames=0)),
         InfoNames(8),
-        refused_outputs or RefusedOutputs(),
+        collections.deque() if refused_outputs is None else refused_outputs,
         Violations(),
     )
     proofs = proofs or ReceiptProofs(secrets.token_bytes(), LEARNER)

@@ -605,6 +605,25 @@ def test_resets_in_every_unroll_are_named_once_they_are_too_many(
     assert {violation.kind for violation in found} == {Kind.ROW_0} and len(found) == 10
 
 
+def test_groups_of_other_sizes_are_others_whatever_their_checksums(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(continuity, "_checksum", lambda *_: 7)  # as a sender could forge it
+    story = Story(CATCH)
+    (sent,) = story.play(1, groups=1)
+    checks, sizes = story.service._checks, (sent.message.num_envs, 2)
+    assert checks is not None and sizes[0] > 2
+    for number, num_envs in enumerate(sizes, 1):
+        sent.message.sequence, sent.message.num_envs = number, num_envs
+        of_core = len(checks._rows)
+        arrays = [
+            array[:, :num_envs] if i < of_core else array[:num_envs]
+            for i, array in enumerate(sent.arrays.values())
+        ]
+        checks.check(sent.message, arrays)
+    assert checks._num_envs == sum(sizes)
+
+
 def test_memory_of_actors_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks_module, "_MOST_ENVS", 30)
     story = Story(CATCH)

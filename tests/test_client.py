@@ -14,15 +14,11 @@ from scripted import Counter, Script, check_episodes, check_group
 
 from actors.actor import Actor
 from actors.channel import StatusClient
-from actors.client import (
-    LearnerClient,
-    LearnerError,
-    LearnerRefused,
-    RunFinished,
-    Stopped,
-)
+from actors.client import LearnerClient
+from actors.connection import RunFinished, Stopped
 from actors.evaluator import EvaluatorClient
 from actors.policy import Compiled
+from actors.session import LearnerError, LearnerRefused
 from impala.types import (
     ActorUnrolls,
     AgentOutput,
@@ -311,6 +307,18 @@ def test_an_error_in_a_thread_is_raised_to_the_caller(learner: FakeLearner) -> N
     with connect(learner) as client:
         client.join()
         raises_within(Exception, lambda: client.send(unrolls()), match="receipt for message 99")
+
+
+def test_a_learner_that_is_away_is_looked_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old channel would ask for the address of its name after up to two minutes."""
+    monkeypatch.setattr("actors.channel._STALE_SECONDS", 0.3)
+    with FakeLearner() as gone:
+        client = connect(gone)
+    with client:
+        first = client._channel._channel
+        wait_until(lambda: client._channel._channel is not first)
+        with FakeLearner(port=gone.port):
+            client.join()
 
 
 def test_stop_ends_every_wait(learner: FakeLearner) -> None:

@@ -126,6 +126,7 @@ def test_sessions_of_any_length_make_correct_unrolls() -> None:
             dropped.act(_observation(4, 0))
             dropped.reward(7.0)
             dropped.close()  # in the middle of an episode
+            client.session().close()  # the next one is not used
             with client.session() as session:
                 _play(session, 5, [12, 5])
             slow.reward(1.0)

@@ -15,7 +15,8 @@ import trustme
 from callers import OK, STREAM_METHOD, certificate, secure_channel, status, write
 from services import WAIT
 
-from actors.client import LearnerClient, LearnerRefused, new_incarnation
+from actors.client import LearnerClient, new_incarnation
+from actors.session import LearnerRefused
 from impala.config.schema import QuarantineConfig
 from impala.runtime.security import ClientSecurity, ServerSecurity
 from impala.types import ActorUnrolls, Parameters
@@ -85,9 +86,6 @@ def _send(client: LearnerClient, reward: float = 0.0, seconds: float = WAIT) -> 
     unroll = unroll._replace(frames=np.full(2, 16, np.int32), parameter_version=0)
     client.send(ActorUnrolls(unroll, task=0, incarnation=messages.LEARNER, episodes=[]))
     client.drain(seconds)
-
-
-# Namesakes.
 
 
 # Quarantine.

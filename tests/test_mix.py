@@ -296,7 +296,9 @@ def test_replayed_unrolls_need_a_replay() -> None:
         Mix(Ingest(capacity=1), MixConfig(replayed=3), LAYOUT)
 
 
-def test_a_replay_that_cannot_be_written_is_reported_as_such() -> None:
+def test_a_replay_that_cannot_be_written_is_reported_as_such(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Full(Replay):
         def add(self, rows: np.ndarray, actor: str) -> int:
             raise StorageError("No space left.")
@@ -308,6 +310,7 @@ def test_a_replay_that_cannot_be_written_is_reported_as_such() -> None:
         for _ in range(100):
             mix.get(timeout=0.1)
     mix.close()
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def _made_with(version: int, arrival: Arrival) -> Arrival:

@@ -21,6 +21,7 @@ from impala.config import rules, values
 from impala.config.presets import PRESETS
 from impala.config.schema import Config, MixConfig
 from impala.config.values import OptionError
+from impala.schedule.tasks import Schedule
 from impala.types import Parameters
 from learner.data.ingest import Ingest
 from learner.data.mix import Mix, Prepared
@@ -38,6 +39,7 @@ from learner.data.pacing import (
 from learner.data.rows import Layout
 from learner.fleet.accounts import Accounts
 from learner.fleet.refusals import InvalidRequest, UnknownActor
+from learner.service.parameters import PublishedParameters
 from learner.service.service import LearnerService
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -224,6 +226,31 @@ def test_joining_again_brings_no_turn_of_others() -> None:
             assert pacing.ask(keys[name], 1, FRESH, lambda: None) is None
         pacing.learned()
     assert all(learned[name] >= 9 for name in keys), learned
+
+
+def test_what_was_rolled_back_is_played_by_nobody() -> None:
+    """Its rounds would be refused, and asked for again for ever."""
+    pacing, wanted = ExactLag(FRESH, 0), pb.GetParametersRequest(actor="a")
+    published = PublishedParameters(Schedule(Config()), pacing)
+
+    def publish(version: int, rollbacks: int) -> None:
+        published.publish(Parameters(1, version, 0.0, 0, []), {"rollbacks": rollbacks})
+
+    def version_of(permit: Permit | None) -> int:
+        reply = pb.GetParametersReply.FromString(published.reply(wanted, permit))
+        return reply.permit.version
+
+    publish(0, 0)
+    permit = pacing.ask(("a", 1), 1, FRESH, lambda: None)
+    assert permit is not None and version_of(permit) == 0
+    pacing.came(("a", 1), permit.number, FRESH)
+    pacing.taken(FRESH)
+    publish(1, 0)
+    published.learned()
+    permit = pacing.ask(("a", 1), 2, FRESH, lambda: None)
+    assert version_of(permit) == 1
+    publish(2, 1)
+    assert version_of(permit) == 2
 
 
 def test_a_rejoining_actor_keeps_its_turn() -> None:

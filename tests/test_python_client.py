@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import importlib
 import pathlib
 import subprocess
 import sys
@@ -106,6 +107,32 @@ def _learner(preset: str, version: int = 3, **changed: object) -> Iterator[_Serv
     finally:
         server.stop(0.0)
         service.close()
+
+
+def test_what_another_learner_takes_no_more_is_not_sent_again_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(HOME))
+    session = importlib.import_module("session")
+    actor = session.Session("127.0.0.1:1", "a")
+    reply = pb.JoinReply(fingerprint="f", settings="{}", max_message_bytes=100)
+    reply.protocol.CopyFrom(session.PROTOCOL)
+    monkeypatch.setattr(
+        actor, "_call", lambda *_: pb.JoinReply.FromString(reply.SerializeToString())
+    )
+    actor._join()
+    actor._message, actor._sequence = pb.Unrolls(tensors=[b"x" * 90]), 4
+    actor._join()  # it still fits
+    reply.max_message_bytes = 50
+    with pytest.raises(session.Refused, match="Message 4 has 92 bytes, the learner now takes 50"):
+        actor._join()
+    # In another run numbers begin anew, or a new message could pass for one of before.
+    reply.fingerprint, before = "g", actor.incarnation
+    with pytest.raises(session.Interrupted, match="Another run"):
+        actor._join()
+    assert (actor._message, actor._sequence, actor._acknowledged[0]) == (None, 0, 0)
+    assert actor.incarnation != before
+    actor._join()
 
 
 def _plays(way: str, preset: str, log: pathlib.Path, version: int = 3, **changed: object) -> None:

@@ -36,7 +36,7 @@ def test_what_a_member_did_is_counted() -> None:
     for version in range(5):
         clock.now += 2.0
         _sent(roster, "a", version=version)
-    roster.rejected("a", "range: too large")
+    roster.refused("a", "range: too large", is_message=True)
     clock.now += 1.0
     (member,) = roster.members()
     assert (member.name, member.role, member.joins) == ("a", "actor", 1)

@@ -32,7 +32,8 @@ from cryptography.hazmat.primitives import serialization
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services import WAIT
 
-from actors.client import LearnerClient, LearnerRefused, new_incarnation
+from actors.client import LearnerClient, new_incarnation
+from actors.session import LearnerRefused
 from impala.runtime import credentials
 from impala.runtime import listen as addresses
 from impala.runtime.credentials import SecurityError
@@ -171,7 +172,8 @@ def test_a_certificate_and_a_token_must_both_allow_it(
     actor = certificate(ca, tmp_path, "spiffe://cluster.local/impala/actor")
     with serving(**files) as address, secure_channel(address, ca, actor) as channel:
         assert calls(channel, TOKENS["actor"]) == only(ACTOR, "PERMISSION_DENIED")
-        assert calls(channel, TOKENS["evaluator"]) == only(("parameters",), "PERMISSION_DENIED")
+        both = "parameters", "executable"  # are for actors and for evaluators
+        assert calls(channel, TOKENS["evaluator"]) == only(both, "PERMISSION_DENIED")
         assert calls(channel) == only((), "UNAUTHENTICATED") | dict.fromkeys(
             ("snapshot", "report", "status"), "PERMISSION_DENIED"
         )

@@ -11,7 +11,7 @@ import messages
 import numpy as np
 import pytest
 
-from impala.config.schema import Config, QuarantineConfig
+from impala.config.schema import Config, QuarantineConfig, TasksConfig
 from impala.config.values import OptionError
 from impala.environments.spaces import leaves
 from impala.finite import NotFiniteError
@@ -21,8 +21,8 @@ from learner.data.ingest import Arrival, Ingest
 from learner.evaluation.snapshots import Snapshot, Snapshots
 from learner.fleet.accounts import Accounts
 from learner.fleet.quarantine import Quarantine
+from learner.fleet.records import RefusedOutput
 from learner.fleet.refusals import InvalidRequest, Unavailable
-from learner.fleet.refused_outputs import RefusedOutputs
 from learner.service import terms
 from learner.service.executable import Executable, ExecutablePolicy
 from learner.service.service import LearnerService
@@ -405,11 +405,26 @@ def test_only_contents_that_no_honest_actor_sends_are_blamed() -> None:
         assert (member.blamed, member.quarantined_seconds) == (blamed[name], 0.0)
         assert member.last_rejection.startswith(f"{name}: ") or name == "unknown_actor"
     assert blamed == {name: int(i >= 4) for i, name in enumerate(sent)}
+    # Another limit of environments may have held when a message was made.
+    quarantine._records.clear()
+    large = messages.message(following, 99, fingerprint=fingerprint)
+    assert _submit(service, large).reason == pb.REASON_NUM_ENVS
+    assert quarantine.standing("a").blamed == 0
+
+
+def test_actors_are_told_to_play_different_tasks() -> None:
+    names = TasksConfig(environments=("x", "y"), order="simultaneous")
+    service = messages.service(config=Config(tasks=names))
+    joined = [service.join(messages.join_request(actor)) for actor in ("a", "b")]
+    assert [reply.task for reply in joined] == [0, 1]
+    first = messages.message(1, actor="a", fingerprint=joined[0].fingerprint)
+    assert _submit(service, first).task == 0  # b has not sent yet what it plays
 
 
 @pytest.mark.parametrize("value", [np.nan, 3e38])
 def test_outputs_are_not_blamed_before_they_are_judged(value: float) -> None:
-    quarantine, refused = Quarantine(QuarantineConfig()), RefusedOutputs()
+    quarantine = Quarantine(QuarantineConfig())
+    refused: collections.deque[RefusedOutput] = collections.deque()
     service, fingerprint = _joined(quarantine=quarantine, refused_outputs=refused)
     for i, name in enumerate(("policy", "baseline")):
         bad = messages.unroll(2)
@@ -422,13 +437,13 @@ def test_outputs_are_not_blamed_before_they_are_judged(value: float) -> None:
         bad_one = messages.message(i + 1, arrays=bad, fingerprint=fingerprint, **fields)
         receipt = _submit(service, bad_one)
         assert receipt.status == pb.STATUS_REJECTED
-        (each,) = refused.take()
+        each = refused.pop()
         assert (each.actor, each.version) == ("a", None if i else 0)
         assert f"output/{name} holds" in each.why
     assert quarantine.standing("a").blamed == 0
     bad.timestep.reward[1, 0] = value  # which comes before the outputs, and from no network
     _submit(service, messages.message(3, arrays=bad, fingerprint=fingerprint))
-    assert (quarantine.standing("a").blamed, refused.take()) == (1, [])
+    assert (quarantine.standing("a").blamed, len(refused)) == (1, 0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -1,5 +1,6 @@
 """Several tasks for one agent: their names, spaces and turns, and what masked actions do."""
 
+import itertools
 from typing import Any
 
 import gymnasium as gym
@@ -11,13 +12,11 @@ from impala.agents import distributions
 from impala.config.schema import AgentConfig, AtariConfig, Config, EnvironmentConfig, TasksConfig
 from impala.environments import Joint, join
 from impala.environments.base import Environment, first_timestep, next_timestep
+from impala.environments.spaces import choices
 from impala.parts import build
 from impala.schedule import tasks
 from impala.types import EnvironmentStep, StepType, TimeStep
 
-SEEN = {"type": "Box", "shape": [2]}
-MASK = {"type": "MultiBinary", "n": 3}
-CHOICE = {"type": "Discrete", "n": 3}
 SMALL, LARGE = "Catch", 'Catch{"rows": 6, "columns": 9}'
 
 
@@ -84,6 +83,25 @@ def test_all_at_once_each_task_gets_its_share() -> None:
         schedule.played(task, 7)
         counts[task] += 1
     assert counts == [200, 100, 0]
+
+
+def test_actors_that_play_at_once_play_different_tasks() -> None:
+    """Each has one message under way."""
+    schedule = tasks.Schedule(
+        config(environments=("a", "b"), frames=(100, 200), order="simultaneous")
+    )
+    actors = [f"actor-{i}" for i in range(15)]
+    playing = {actor: schedule.next(0, actor) for actor in actors}
+    sent = []
+    for number in range(400):
+        actor = actors[7 * number % 15] if number < 200 else actors[number % 3]  # others leave
+        sent.append(playing[actor])
+        schedule.played(playing[actor], 10)
+        playing[actor] = schedule.next(0, actor)
+    # Of three messages two are of b, while all play and once those that have left are forgotten.
+    for part in (sent[:200], sent[-100:]):
+        assert max(len(list(run)) for _, run in itertools.groupby(part)) <= 6
+        assert abs(part.count(0) - len(part) / 3) <= 5
 
 
 class Sums(Environment):
@@ -210,6 +228,18 @@ def test_what_cannot_be_joined_is_refused_with_the_reason(
         ValueError, match=rf"first and second cannot be tasks of one run.*{message}"
     ):
         join(["first", "second"], [one, other])
+
+
+def test_parts_of_masked_actions_keep_their_order() -> None:
+    """That of the mask's entries."""
+    parts = {"z": gym.spaces.Discrete(2), "a": gym.spaces.Discrete(3)}
+    action = gym.spaces.Dict(list(parts.items()))
+    seen = gym.spaces.Dict({"observation": BOX, "action_mask": gym.spaces.MultiBinary(5)})
+    _, joined = join(["first", "second"], [(seen, action), (seen, action)])
+    assert choices(joined) == choices(action) == [2, 3]
+    other = gym.spaces.Dict(sorted(parts.items()))
+    with pytest.raises(ValueError, match="their actions are"):
+        join(["first", "second"], [(seen, action), (seen, other)])
 
 
 def test_masked_actions_are_impossible_and_all_is_finite() -> None:

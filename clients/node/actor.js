@@ -61,14 +61,20 @@ class Actor {
     this.client = new impala.v1.Learner(learner, grpc.credentials.createInsecure(), CHANNEL);
     this.reply = null; // of the last Join
     this.finished = false;
-    this.named = { actor: name, incarnation: String(randomBytes(8).readBigUInt64LE() || 1n) };
+    this.name = name;
     this.numEnvs = numEnvs;
-    this.sequence = 0; // of the newest message
-    this.acknowledged = { acknowledged_sequence: '0', acknowledged_unrolls: '0', proof: Buffer.alloc(0) };
+    this.begin();
     this.message = null; // has no receipt
     this.group = null;
     this.made = seconds(); // the last message
     this.waited = 0; // seconds since, for the receipt
+  }
+
+  // Takes another incarnation.
+  begin() {
+    this.named = { actor: this.name, incarnation: String(randomBytes(8).readBigUInt64LE() || 1n) };
+    this.sequence = 0; // of the newest message
+    this.acknowledged = { acknowledged_sequence: '0', acknowledged_unrolls: '0', proof: Buffer.alloc(0) };
   }
 
   // Plays until the end of training.
@@ -115,13 +121,20 @@ class Actor {
     if (unknown.length || tasks.length !== 1 || reply.needs_permits) {
       throw new Error(`The learner has ${tasks.length} tasks, permits or ${unknown}, which this actor does not know.`);
     }
-    if (this.reply && this.reply.fingerprint !== reply.fingerprint) { // another run
+    const before = this.reply?.fingerprint;
+    this.reply = reply;
+    if (before !== undefined && before !== reply.fingerprint) { // another run: begin anew
       this.message = this.group = null;
-      this.sequence = Number(this.acknowledged.acknowledged_sequence);
+      this.begin();
+      throw new Interrupted('another run answers');
+    }
+    const size = this.message ? this.client.StreamUnrolls.requestSerialize(this.message).length : 0;
+    if (size > reply.max_message_bytes) {
+      throw new Error(`A message of ${size} bytes has no receipt, the learner now takes ${reply.max_message_bytes}.`);
     }
     const numEnvs = Math.min(this.numEnvs ?? Number(actor.num_envs), reply.limits.num_envs);
     if (this.group?.numEnvs !== numEnvs) this.group = new Group(reply, numEnvs);
-    [this.reply, this.finished] = [reply, reply.finished];
+    this.finished = reply.finished;
   }
 
   // Plays one unroll of each environment, in which the learner acts. Returns the message, or null at the end.

@@ -112,8 +112,7 @@ class Session:
         self.incarnation = secrets.randbits(63) + 1
         self.reply = pb.JoinReply()  # of the last Join
         self.settings: dict[str, Any] = {}  # of it
-        self._channel = grpc.insecure_channel(learner, CHANNEL)
-        self._stub = pb_grpc.LearnerStub(self._channel)
+        self._dial()
         self._sequence = 0  # of the newest message
         self._acknowledged = (0, 0, b"")
         self._message: pb.Unrolls | None = None  # has no receipt
@@ -121,6 +120,10 @@ class Session:
         self._arrays: list[np.ndarray] = []
         self._made = time.monotonic()  # when the last message was
         self._waited = 0.0  # seconds since, in which the actor stood still
+
+    def _dial(self) -> None:
+        self._channel = grpc.insecure_channel(self._learner, CHANNEL)
+        self._stub = pb_grpc.LearnerStub(self._channel)
 
     def run(self, play: Callable[[], None]) -> None:
         """Joins and plays until the end of training; again, with back-off, when interrupted.
@@ -149,6 +152,9 @@ class Session:
                 if str(error) != told:
                     print(f"{self.name} waits for {self._learner}: {error}", file=sys.stderr)
                 told = str(error)
+                # A new channel: this one may ask for the address of a name minutes later only.
+                self._channel.close()
+                self._dial()
             if time.monotonic() - began > max(backoff, 0.5):  # it was a good session
                 backoff = FIRST_BACKOFF
             time.sleep(backoff * random.uniform(0.5, 1.0))
@@ -241,9 +247,17 @@ class Session:
             raise Refused(f"The learner speaks protocol {reply.protocol.major}.")
         if reply.finished:
             raise Finished
-        if reply.fingerprint != self.reply.fingerprint:  # another run: what has no receipt is lost
-            self._message, self._sequence = None, sequence
-        self.reply, self.settings = reply, json.loads(reply.settings)
+        before, self.reply = self.reply.fingerprint, reply
+        self.settings = json.loads(reply.settings)
+        if before not in ("", reply.fingerprint):  # what has no receipt is lost; begin anew
+            self._message, self._sequence, self._acknowledged = None, 0, (0, 0, b"")
+            self.incarnation = secrets.randbits(63) + 1
+            raise Interrupted("Another run answers.")
+        if self._message is not None and self._message.ByteSize() > reply.max_message_bytes:
+            raise Refused(
+                f"Message {self._sequence} has {self._message.ByteSize()} bytes, the learner now "
+                f"takes {reply.max_message_bytes}: start again."
+            )
 
     def _exchange(self, message: pb.Unrolls) -> None:
         """Sends the message, and deals with its receipt."""

@@ -15,7 +15,8 @@ from protos.impala.v1 import learner_pb2 as pb
 _QUIET_SECONDS = 1.0  # for which an actor that should send nothing is watched
 _ENOUGH = {"messages": 40, "rows": 4000, "episodes": 20}  # to look for violations in
 _MAY_END = "(The actor may end now: then start it again, unless the kit has started it.)"
-_TO_JOIN = ("REASON_FINGERPRINT", "REASON_SEQUENCE")  # after which an actor joins again
+# After which an actor joins again.
+_TO_JOIN = ("REASON_FINGERPRINT", "REASON_SEQUENCE", "REASON_NUM_ENVS", "REASON_QUARANTINED")
 _REASONS = (
     *("REASON_TENSOR_COUNT", "REASON_TENSOR_SIZE", "REASON_NOT_FINITE", "REASON_RANGE"),
     *("REASON_MEANING", *_TO_JOIN, "REASON_VERSION", ""),  # "": one of a later protocol

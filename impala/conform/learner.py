@@ -18,26 +18,21 @@ import tree
 from google.protobuf.message import DecodeError
 
 from impala.config import values
-from impala.config.schema import Config, QuarantineConfig
+from impala.config.schema import Config
 from impala.runtime.security import ServerSecurity
 from impala.schedule.tasks import Schedule
 from impala.types import Parameters, StepType, Unroll
 from learner.data.ingest import Ingest
 from learner.evaluation.snapshots import Snapshots
 from learner.fleet.accounts import Accounts
-from learner.fleet.info_names import InfoNames
-from learner.fleet.quarantine import Quarantine
 from learner.fleet.receipts import ReceiptProofs
 from learner.fleet.records import Records
 from learner.fleet.refusals import InvalidRequest, NotOffered
-from learner.fleet.refused_outputs import RefusedOutputs
-from learner.fleet.roster import Roster
-from learner.fleet.violations import Violations
 from learner.plan import acting_step, make_plan
 from learner.service import calls
 from learner.service.executable import ExecutablePolicy
 from learner.service.inference import Inference
-from learner.service.server import bind
+from learner.service.server import bind, pings
 from learner.service.service import LearnerService, Lineage
 from learner.service.terms import terms
 from protos.impala.v1 import learner_pb2 as pb
@@ -170,11 +165,9 @@ class Learner(pb_grpc.LearnerServicer):
         self.incarnation = secrets.randbits(63) + 1
         self.version = -1
         self._values: dict[int, Sequence[np.ndarray]] = {}  # parameters by version
-        self._ingest, self._violations = Ingest(1 << 20), Violations()
-        records = Records(
-            *(self._accounts, Roster(), Quarantine(QuarantineConfig(blames=0)), InfoNames(64)),
-            *(RefusedOutputs(), self._violations),
-        )
+        quiet = values.overlay(run.config, {"quarantine": {"blames": 0}})
+        records = Records.begin(quiet)._replace(accounts=self._accounts)
+        self._ingest, self._violations = Ingest(1 << 20), records.violations
         self._proofs = ReceiptProofs(self._key, self.incarnation)
         self.reply = pb.JoinReply()  # of the last Join
         self.service = LearnerService(
@@ -260,9 +253,6 @@ class Learner(pb_grpc.LearnerServicer):
                         return
 
         await self._until_broken([answer()], context)
-
-    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.RunStatus:
-        return self.service.get_status()
 
     async def StreamUnrolls(self, requests: AsyncIterator[pb.Unrolls], context: Any) -> None:
         self.streams += 1
@@ -373,8 +363,7 @@ async def serving(learner: Learner, listen: str) -> AsyncIterator[str]:
         options=[
             ("grpc.max_receive_message_length", -1),
             ("grpc.so_reuseport", 0),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-            ("grpc.keepalive_permit_without_calls", 1),
+            *pings(),
         ]
     )
     pb_grpc.add_LearnerServicer_to_server(learner, server)

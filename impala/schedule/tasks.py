@@ -13,6 +13,9 @@ from impala.config.schema import (
     keyword_arguments,
 )
 
+_TURNS = 4  # of all actors, after which one that has not asked counts as gone
+_MOST_ACTORS = 10_000  # that are remembered
+
 
 class Task(NamedTuple):
     """An environment of a run."""
@@ -152,21 +155,58 @@ class Schedule:
         self.num_tasks = max(1, len(config.tasks.environments))
         self._shares = _frames(config, self.num_tasks)
         self._played = [0] * self.num_tasks  # environment frames
+        self._size = 1  # frames that came last; before that any number will do
+        self._count = 0  # of tasks named to actors
+        # Actor -> the task that it was named last, and the count of then; the oldest first.
+        self._named: dict[str, tuple[int, int]] = {}
+        self._playing = [0] * self.num_tasks  # actors whose last one it is
 
     def played(self, task: int, frames: int) -> None:
         """Counts frames of a task that were received."""
         self._played[task] += frames
+        self._size = frames
 
-    def next(self, frames: int) -> int:
+    def next(self, frames: int, actor: str = "") -> int:
         """Returns the task to play after `frames` environment frames of the run.
 
         Sequential tasks: that of the current block. Simultaneous: the one furthest behind its
-        share.
+        share, where what other actors are playing counts as played: otherwise all would play the
+        same one until it has overtaken the others.
+
+        Args:
+          frames: of the run.
+          actor: that will play it; "": nobody needs to.
         """
         if self._is_simultaneous:
+            self._forget(actor)
             trained = [task for task, share in enumerate(self._shares) if share]
-            return min(trained, key=lambda task: self._played[task] / self._shares[task])
+            task = min(
+                trained,
+                key=lambda task: (
+                    (self._played[task] + self._size * self._playing[task]) / self._shares[task]
+                ),
+            )
+            if actor:
+                self._count += 1
+                self._named[actor] = task, self._count
+                self._playing[task] += 1
+            return task
         for block in self._blocks:
             if frames < block.end:
                 return block.task
         return next(block.task for block in reversed(self._blocks) if block.end > block.start)
+
+    def _forget(self, actor: str) -> None:
+        """Forgets an actor, and those that have not asked for long: they are gone."""
+        if actor in self._named:
+            self._drop(actor)
+        while self._named:
+            oldest, (_, count) = next(iter(self._named.items()))
+            asked_recently = count >= self._count - _TURNS * len(self._named)
+            if asked_recently and len(self._named) <= _MOST_ACTORS:
+                return
+            self._drop(oldest)
+
+    def _drop(self, actor: str) -> None:
+        task, _ = self._named.pop(actor)
+        self._playing[task] -= 1

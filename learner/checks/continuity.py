@@ -1,7 +1,7 @@
 """Checks of what follows what: rows over messages, seams, and the episodes that rows end.
 
 A message does not say which group of environments it is from. The rows do: row 0 is the last row of
-the group's message before, bit for bit, so a group is found by a checksum of that row.
+the group's message before, bit for bit, so a group is found by its size and a checksum of that row.
 """
 
 import collections
@@ -17,6 +17,8 @@ _FIRST, _LAST = 0, 2  # timestep/step_type
 _MOST_ENVS = 4096  # of an actor in a task, over all its groups
 _SAMPLED = 4096  # numbers of a leaf's row that its checksum is of
 _ROUNDING = 1e-3  # of a return that may have been summed in float32, relative to its rewards
+
+_End = tuple[int, int]  # E, and a checksum that a sender may have forged
 
 
 class _Group:
@@ -42,8 +44,8 @@ class Continuity:
     def __init__(self) -> None:
         self._next = 1  # number of the message that should come
         self._unseen = 0  # messages that were not checked, whose rows are unknown
-        # Task -> checksum of a last row -> the groups whose message ended with it, oldest first.
-        self._ends: dict[int, dict[int, collections.deque[_Group]]] = {}
+        # Task -> E and checksum of a last row -> the groups whose message ended so, oldest first.
+        self._ends: dict[int, dict[_End, collections.deque[_Group]]] = {}
         self.num_envs = 0  # of all groups
 
     def check(
@@ -66,7 +68,7 @@ class Continuity:
         step_type = arrays["timestep/step_type"]
         reward, discount = arrays["timestep/reward"], arrays["timestep/discount"]
         violations = _seams(step_type, reward, discount)
-        group = self._take(message.task, _checksum(arrays, rows, 0))
+        group = self._take(message.task, (message.num_envs, _checksum(arrays, rows, 0)))
         if group is None:
             is_reset = bool((step_type[0] == _FIRST).all())
             group = _Group(message.num_envs, is_reset)
@@ -86,7 +88,7 @@ class Continuity:
             violations += _episodes(message.episodes, group, step_type[1:], reward[1:], is_last)
         else:
             group.forget()
-        self._put(message.task, _checksum(arrays, rows, -1), group)
+        self._put(message.task, (message.num_envs, _checksum(arrays, rows, -1)), group)
         return violations
 
     def _unknown_row(self, task: int, num_envs: int) -> list[ProtocolViolation]:
@@ -118,22 +120,22 @@ class Continuity:
         groups = self._ends.get(task, {}).values()
         return sum(len(group.known) for queue in groups for group in queue)
 
-    def _take(self, task: int, checksum: int) -> _Group | None:
+    def _take(self, task: int, end: _End) -> _Group | None:
         ends = self._ends.get(task, {})
-        if (queue := ends.get(checksum)) is None:
+        if (queue := ends.get(end)) is None:
             return None
         if len(queue) > 1:  # which of them goes on here, the rows do not tell
             for group in queue:
                 group.forget()
         group = queue.popleft()
         if not queue:
-            del ends[checksum]
+            del ends[end]
         self.num_envs -= len(group.known)
         return group
 
-    def _put(self, task: int, checksum: int, group: _Group) -> None:
+    def _put(self, task: int, end: _End, group: _Group) -> None:
         ends = self._ends.setdefault(task, {})
-        ends.setdefault(checksum, collections.deque()).append(group)
+        ends.setdefault(end, collections.deque()).append(group)
         self.num_envs += len(group.known)
 
     def _forget_oldest(self, task: int) -> None:

@@ -533,24 +533,14 @@ def _step_info(messages: Sequence[pb.StepInfo], limit: int) -> dict[str, np.ndar
 
 
 def _faults(messages: Sequence[pb.EnvironmentFault], num_envs: int) -> list[EnvironmentFault]:
-    """Converts environment faults, without kinds that only a newer protocol knows.
-
-    Raises:
-      Rejected: there are more faults than environments.
-    """
-    if len(messages) > num_envs:
-        raise Rejected(
-            pb.REASON_RANGE,
-            f"There are {len(messages)} environment_faults of {num_envs} environments: send at "
-            "most one for each, the newest.",
-        )
+    """Converts environment faults: the last E, without kinds that only a newer protocol knows."""
     return [
         EnvironmentFault(
             fault.environment,
             "hung" if fault.kind == pb.FAULT_KIND_HUNG else "crashed",
             "".join(c if c.isprintable() else "?" for c in fault.detail[:_MAX_FAULT_DETAIL]),
         )
-        for fault in messages
+        for fault in messages[-num_envs:]
         if fault.kind in (pb.FAULT_KIND_CRASHED, pb.FAULT_KIND_HUNG)
     ]
 

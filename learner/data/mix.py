@@ -286,6 +286,8 @@ class Mix:
                         break
                     except queue.Full:
                         continue
+        except StorageError as error:
+            self._error = error  # raised to whoever gets batches, who says it
         except BaseException as error:
             _log.exception("The batch thread has died.")
             self._error = error

@@ -1,14 +1,28 @@
 """The records that a learner keeps about its callers."""
 
+import collections
 from typing import NamedTuple, Self
 
 from impala.config.schema import Config
 from learner.fleet.accounts import Accounts
 from learner.fleet.info_names import InfoNames
 from learner.fleet.quarantine import Quarantine
-from learner.fleet.refused_outputs import RefusedOutputs
 from learner.fleet.roster import Roster
 from learner.fleet.violations import Violations
+
+_REFUSED_OUTPUTS = 256  # kept; beyond it, the oldest are forgotten
+
+
+class RefusedOutput(NamedTuple):
+    """A message refused for numbers that the actor's network computed.
+
+    With bad variables every honest actor sends such numbers, so nobody is blamed before the guard
+    has tried the learner's own network.
+    """
+
+    actor: str
+    why: str  # as in its receipt
+    version: int | None  # of the parameters that acted; None if they were an earlier learner's
 
 
 class Records(NamedTuple):
@@ -18,7 +32,7 @@ class Records(NamedTuple):
     roster: Roster  # members of the fleet and their state
     quarantine: Quarantine  # actors blamed for contents that no honest actor sends
     info_names: InfoNames  # which numbers of episodes' info are recorded
-    refused_outputs: RefusedOutputs  # messages refused for what the actor's network computed
+    refused_outputs: collections.deque[RefusedOutput]  # not judged yet
     violations: Violations  # of actors: valid numbers that mean something else than they should
 
     @classmethod
@@ -34,6 +48,6 @@ class Records(NamedTuple):
             Roster(),
             Quarantine(config.quarantine, own_actors=own_actors),
             InfoNames(),
-            RefusedOutputs(),
+            collections.deque(maxlen=_REFUSED_OUTPUTS),
             Violations(),
         )

@@ -184,19 +184,12 @@ class Roster:
                 entry.environment_faults += 1
                 entry.last_fault = f"environment {fault.environment} {fault.kind}: {fault.detail}"
 
-    def rejected(self, name: str, why: str) -> None:
-        """Notes a refused message; its sender may have given any name."""
+    def refused(self, name: str, why: str, *, is_message: bool = False) -> None:
+        """Notes that a message, or something else, was refused; who sent it may give any name."""
         with self._lock:
             if (entry := self._entries.get(name)) is not None:
                 entry.seen = self._clock()
-                entry.rejected += 1
-                entry.last_rejection = why
-
-    def refused(self, name: str, why: str) -> None:
-        """Notes that a member was refused something other than a message."""
-        with self._lock:
-            if (entry := self._entries.get(name)) is not None:
-                entry.seen = self._clock()
+                entry.rejected += is_message
                 entry.last_rejection = why
 
     def members(self) -> list[Member]:

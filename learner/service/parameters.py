@@ -70,6 +70,11 @@ class PublishedParameters:
         published = Published(parameters, self.are_final, shown)
         if self.newest is None and self._pacing is not None and self._pacing.is_exact:
             self._of_batch[0] = published
+        elif self.newest is not None and self.newest.shown.get("rollbacks") != shown.get(
+            "rollbacks"
+        ):
+            # With the bad variables of before nobody could play a round to its end.
+            self._of_batch = dict.fromkeys(self._of_batch, published)
         self.newest = published
 
     def learned(self) -> None:
@@ -88,9 +93,10 @@ class PublishedParameters:
         if self.newest is not None:
             self.newest = self.newest.finished()
 
-    def task(self) -> int:
-        """Returns the task to play now."""
-        return self._schedule.next(self.newest.parameters.frames if self.newest else 0)
+    def task(self, actor: str = "") -> int:
+        """Returns the task to play now; where permits are needed, it is they that tell actors."""
+        frames = self.newest.parameters.frames if self.newest else 0
+        return self._schedule.next(frames, actor if self._pacing is None else "")
 
     def reply(self, request: pb.GetParametersRequest, permit: Permit | None) -> bytes:
         """Returns a serialised GetParametersReply, as `LearnerService.get_parameters` does."""
@@ -111,7 +117,7 @@ class PublishedParameters:
             permit=pb.Permit(
                 number=permit.number,
                 version=parameters.version,
-                task=self._schedule.next(parameters.frames),
+                task=self._schedule.next(parameters.frames, request.actor),
             ),
         ).SerializeToString()
         held = request.learner_incarnation, request.newer_than

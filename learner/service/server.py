@@ -469,6 +469,14 @@ def _room_for_connections(listen: str) -> int:
     return min(room, _MAX_CONNECTIONS) // sockets
 
 
+def pings() -> list[tuple[str, int]]:
+    """Returns the options by which actors may ping every ten seconds, also between calls."""
+    return [
+        ("grpc.http2.min_ping_interval_without_data_ms", int(1000 * _PING_SECONDS)),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
 def _options(max_message_bytes: int, connections: int) -> list[tuple[str, int]]:
     """Returns limits and keepalive options; actors ping every 30 s, also between calls."""
     return [
@@ -477,8 +485,7 @@ def _options(max_message_bytes: int, connections: int) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),  # a second learner on this port must fail
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_concurrent_streams", _MAX_STREAMS_OF_CONNECTION),
-        ("grpc.http2.min_ping_interval_without_data_ms", int(1000 * _PING_SECONDS)),
-        ("grpc.keepalive_permit_without_calls", 1),
+        *pings(),
         ("grpc.keepalive_time_ms", 60_000),  # streams of hosts that vanished end
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE_SECONDS)),

@@ -34,7 +34,7 @@ from learner.evaluation.evaluators import Evaluators
 from learner.evaluation.snapshots import Snapshots
 from learner.fleet.accounts import Admission
 from learner.fleet.receipts import ReceiptProofs
-from learner.fleet.records import Records
+from learner.fleet.records import Records, RefusedOutput
 from learner.fleet.refusals import (
     IncompatibleProtocol,
     InvalidRequest,
@@ -44,7 +44,6 @@ from learner.fleet.refusals import (
     UnknownActor,
     check_name,
 )
-from learner.fleet.refused_outputs import RefusedOutput
 from learner.fleet.roster import Member
 from learner.service.executable import ExecutablePolicy
 from learner.service.inference import Caller, Inference
@@ -56,7 +55,8 @@ from protos.impala.v1 import learner_pb2 as pb
 
 _PERMIT_SECONDS = 20.0  # that a call waits for a permit
 _MAX_VERSION = 40  # characters kept of a program's version
-# No honest actor causes these, not by a restart nor by another version of the spec.
+# No honest actor causes these, not by a restart nor by another version of the spec, but for a
+# message that was sent before a restart with a lower limit of environments.
 _BLAMED = {
     *(pb.REASON_NUM_ENVS, pb.REASON_TENSOR_COUNT, pb.REASON_TENSOR_SIZE),
     *(pb.REASON_NOT_FINITE, pb.REASON_RANGE, pb.REASON_MEANING),
@@ -222,7 +222,6 @@ class LearnerService:
         reply = pb.JoinReply()
         reply.CopyFrom(self._welcome)
         reply.finished = self._parameters.are_final
-        reply.task = self._parameters.task()
         version = request.version[:_MAX_VERSION]
         if request.role == pb.ROLE_EVALUATOR:
             reply.finished = self.evaluators.join()
@@ -235,6 +234,7 @@ class LearnerService:
                 request.acknowledged_unrolls if self._can_be_lost(request) else 0,
             )
             self._records.roster.joined(request.actor, "actor", version)
+            reply.task = self._parameters.task(request.actor)
             # So that a restarted actor does not play its old episodes again.
             lives = self._records.accounts.lives(request.actor)
             start = lives if self._is_deterministic else request.incarnation
@@ -529,7 +529,8 @@ class LearnerService:
 
         Args:
           parameters: their arrays must not change any more.
-          **shown: fields of the status: phase, skipped_updates and rollbacks.
+          **shown: fields of the status: phase, skipped_updates and rollbacks. After another
+            rollback no permit of an exact lag names parameters of before.
 
         Raises:
           NotFiniteError: a number in them is NaN or infinite.
@@ -631,14 +632,17 @@ class LearnerService:
         elif rejection.reason == pb.REASON_VERSION:
             self._records.violations.refused_version(message.actor, rejection.detail)
         self._records.accounts.rejected(name, message.actor, message.incarnation, message.sequence)
-        self._records.roster.rejected(message.actor, f"{name}: {rejection.detail}")
+        self._records.roster.refused(message.actor, f"{name}: {rejection.detail}", is_message=True)
         if rejection.of_network:
             is_ours = message.learner_incarnation == self._lineage.incarnation
             version = message.parameter_version if is_ours else None
-            self._records.refused_outputs.add(
+            self._records.refused_outputs.append(
                 RefusedOutput(message.actor, f"{name}: {rejection.detail}", version)
             )
-        elif rejection.reason in _BLAMED:
+        elif rejection.reason in _BLAMED and not (
+            rejection.reason == pb.REASON_NUM_ENVS
+            and message.num_envs > self._welcome.limits.num_envs
+        ):
             self._records.quarantine.blame(message.actor, f"{name}: {rejection.detail}")
         if self._pacing is not None and rejection.reason != pb.REASON_UNKNOWN_ACTOR:
             self._pacing.invalidate((message.actor, message.incarnation), self._permit(message))
@@ -653,7 +657,7 @@ class LearnerService:
             f"{message.incarnation}: open a stream for each."
         )
         self._records.accounts.rejected("unknown_actor")
-        self._records.roster.rejected(sender, f"unknown_actor: {detail}")
+        self._records.roster.refused(sender, f"unknown_actor: {detail}", is_message=True)
         receipt = self._receipt(message, pb.STATUS_REJECTED, pb.REASON_UNKNOWN_ACTOR)
         receipt.detail = detail
         return receipt
@@ -670,7 +674,7 @@ class LearnerService:
             reason=reason,
             learner_incarnation=self._lineage.incarnation,
             newest_version=self._parameters.version,
-            task=self._parameters.task(),
+            task=self._parameters.task(message.actor if reason != pb.REASON_UNKNOWN_ACTOR else ""),
         )
         if reason != pb.REASON_UNKNOWN_ACTOR:
             whose = message.actor, message.incarnation, message.sequence

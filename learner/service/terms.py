@@ -23,13 +23,6 @@ from learner.service import settings
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
-_KINDS = {
-    gym.spaces.Box: pb.Space.KIND_BOX,
-    gym.spaces.Discrete: pb.Space.KIND_DISCRETE,
-    gym.spaces.MultiDiscrete: pb.Space.KIND_MULTI_DISCRETE,
-    gym.spaces.MultiBinary: pb.Space.KIND_MULTI_BINARY,
-}
-
 
 class Terms(NamedTuple):
     """The terms for everyone who joins a run."""
@@ -108,19 +101,22 @@ def described(space: gym.Space, name: str) -> list[pb.Space]:
 
 
 def _described(leaf: gym.Space, name: str) -> pb.Space:
-    kind = next(kind for cls, kind in _KINDS.items() if isinstance(leaf, cls))
-    message = pb.Space(name=name, kind=kind)
+    message = pb.Space(name=name)
     match leaf:
         case gym.spaces.Box():
+            message.kind = pb.Space.KIND_BOX
             message.low.extend(_bounds(leaf.low))
             message.high.extend(_bounds(leaf.high))
         case gym.spaces.Discrete():
+            message.kind = pb.Space.KIND_DISCRETE
             message.start.append(int(leaf.start))
             message.n.append(int(leaf.n))
         case gym.spaces.MultiDiscrete():
+            message.kind = pb.Space.KIND_MULTI_DISCRETE
             message.start.extend(leaf.start.reshape(-1).tolist())
             message.n.extend(leaf.nvec.reshape(-1).tolist())
         case gym.spaces.MultiBinary():
+            message.kind = pb.Space.KIND_MULTI_BINARY
             message.start.extend([0] * math.prod(leaf.shape))
             message.n.extend([2] * math.prod(leaf.shape))
     return message

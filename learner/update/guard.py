@@ -20,7 +20,7 @@ from impala.logdir.checkpoint import CheckpointError
 from impala.types import Batch, StepType
 from learner.data.mix import Mix, Prepared, Provenance
 from learner.data.replay import Replay
-from learner.fleet.refused_outputs import RefusedOutputs
+from learner.fleet.records import RefusedOutput
 from learner.update.bad_updates import BadUpdates, hint
 from learner.update.culprits import Culprits, names
 from learner.update.devices import columns
@@ -50,7 +50,7 @@ class Guard:
         mix: Mix,
         replay: Replay | None,
         blame: Callable[[str, str], None],
-        refused_outputs: RefusedOutputs,
+        refused_outputs: collections.deque[RefusedOutput],
         clock: Callable[[], float] = time.monotonic,
         peers: Peers = _ALONE,
         blank: Batch | None = None,

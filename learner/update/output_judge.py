@@ -5,6 +5,7 @@ messages. Then all messages are refused and there are no batches, so the refused
 must lead to a rollback.
 """
 
+import collections
 import pathlib
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import tree
 
 from impala.finite import NotFiniteError
 from impala.types import ArraySpec, Batch, Unroll
-from learner.fleet.refused_outputs import RefusedOutput, RefusedOutputs
+from learner.fleet.records import RefusedOutput
 from learner.update.learner import Learner
 from learner.update.rollback import Rollback
 
@@ -35,7 +36,7 @@ class OutputJudge:
 
     def __init__(
         self,
-        refused: RefusedOutputs,
+        refused: collections.deque[RefusedOutput],
         blame: Callable[[str, str], None],
         rollback: Rollback,
         logdir: pathlib.Path,
@@ -79,7 +80,7 @@ class OutputJudge:
         Raises:
           NotFiniteError: the variables are bad, and there is nothing to go back to.
         """
-        refused = self._refused.take()
+        refused = [self._refused.popleft() for _ in range(len(self._refused))]
         if not refused:
             return None
         has_learned = learner.last_good is not None

@@ -70,6 +70,8 @@ class Rollback:
     def go_back(self, learner: Learner) -> int:
         """Rolls back to the newest checkpoint whose network's outputs are within the limits.
 
+        Newer ones are deleted, from which a learner that starts again would go on.
+
         Returns:
           The updates of the checkpoint, whose variables are the learner's next version.
 
@@ -77,8 +79,11 @@ class Rollback:
           CheckpointError: there is none; nothing has changed.
         """
         now, values = learner.counters, learner.variables()
+        tried = 0
 
         def is_fit(saved: Checkpoint) -> bool:
+            nonlocal tried
+            tried += 1
             learner.counters = now
             learner.roll_back(saved)
             return (learner.outputs_beyond_limits() or 0.0) <= 0.5
@@ -87,6 +92,8 @@ class Rollback:
         if self._peers.is_first:
             try:
                 updates = checkpoint.load(self._logdir, is_fit).counters.updates
+                if tried > 1:
+                    checkpoint.delete_later(self._logdir, "checkpoints", updates)
             except CheckpointError as none:
                 learner.assign(values)
                 learner.counters = now
