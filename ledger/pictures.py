@@ -11,6 +11,8 @@ import matplotlib
 import numpy as np
 import PIL.Image
 
+from impala.analysis.curves import Curve, Style
+from impala.analysis.curves import draw as draw_curves
 from ledger import statistics
 from ledger.records import Record
 
@@ -24,7 +26,6 @@ _COLOURS = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
 _WIDTH, _HEIGHT, _LEGEND = 9.0, 2.4, 0.3  # inches: of a picture, a row of panels, a line of legend
 _DPI = 160  # GitHub shows about 900 pixels: a hundred for each inch
 _COLUMNS = 3
-_GRID = 300  # points of a mean curve
 _KEY = "Ledger"  # of the digest in a PNG file
 _IN_TRAINING = "training return, mean of 100"
 _FRAMES = "environment frames"
@@ -195,21 +196,10 @@ def _draw_line(
     *,
     has_band: bool,
 ) -> None:
-    curves = [np.array(points) for points in of_seeds if len(points)]  # each [N, 2]
-    if len(curves) == 1:
-        place.plot(*curves[0].T, color=colour)
-        return
-    # Only where all seeds have been: otherwise the mean would jump where one begins or ends.
-    grid = np.linspace(max(c[0, 0] for c in curves), min(c[-1, 0] for c in curves), _GRID)
-    seeds = np.array([np.interp(grid, *curve.T) for curve in curves])
-    place.plot(grid, seeds.mean(axis=0), color=colour)
-    if has_band:
-        place.fill_between(
-            grid, seeds.min(axis=0), seeds.max(axis=0), color=colour, alpha=0.2, linewidth=0
-        )
-        return
-    for curve in curves:
-        place.plot(*curve.T, color=colour, alpha=0.4, linewidth=0.5)
+    seeds = [Curve(*np.array(points, float).T) for points in of_seeds if len(points)]
+    draw_curves(place, {"": seeds}, {"": Style(colour, band=0.2 if has_band else 0.0)})
+    for x, y in seeds if not has_band and len(seeds) > 1 else ():
+        place.plot(x, y, color=colour, alpha=0.4, linewidth=0.5)
 
 
 def digest_in(path: pathlib.Path) -> str | None:

@@ -7,9 +7,7 @@ hold raw data; means and intervals are computed where they are shown.
 import dataclasses
 import gzip
 import json
-import math
 import pathlib
-import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +15,6 @@ from impala.logdir import atomic
 from ledger.experiments import REPORTING_SEEDS
 
 FOLDER = "ledger/records"
-_MISSING = dataclasses.MISSING
 
 
 class RecordError(ValueError):
@@ -116,11 +113,8 @@ def load(path: pathlib.Path) -> list[Record]:
     """
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            return [
-                _from_plain(json.loads(line, parse_constant=_not_a_number), Record, "")
-                for line in file
-            ]
-    except (OSError, EOFError, ValueError) as error:
+            return [_record(line) for line in file]
+    except (OSError, EOFError, ValueError, TypeError, KeyError) as error:
         raise RecordError(
             f"{path} cannot be read ({error}). Restore it (git checkout), or delete it and run its "
             "experiment again."
@@ -148,31 +142,10 @@ def rounded(number: float) -> float:
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
+def _record(line: str) -> Record:
+    data = json.loads(line, parse_constant=_not_a_number)
+    return Record(**data | {"final": [Evaluation(**each) for each in data["final"]]})
+
+
 def _not_a_number(text: str) -> float:
     raise ValueError(f"{text} is not a number")
-
-
-def _from_plain(data: Any, kind: Any, where: str) -> Any:
-    """Returns plain data as a type hint asks for.
-
-    Raises:
-      ValueError: it is something else.
-    """
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        has = data.keys() if isinstance(data, dict) else set()
-        newer = {x.name for x in dataclasses.fields(kind) if x.default_factory is not _MISSING}
-        if differing := sorted((hints.keys() ^ has) - (newer - has)):
-            raise ValueError(f"{where or 'the record'} lacks or should not have {differing}")
-        values = {name: _from_plain(data[name], hints[name], name) for name in has}
-        return typing.cast(Any, kind)(**values)
-    if origin is list and isinstance(data, list):
-        return [_from_plain(item, parts[0], where) for item in data]
-    if origin is dict and isinstance(data, dict):
-        return {name: _from_plain(item, parts[1], f"{where}.{name}") for name, item in data.items()}
-    if kind is float and type(data) in (int, float) and math.isfinite(data):
-        return data
-    if kind is Any or (origin is None and type(data) is kind):
-        return data
-    raise ValueError(f"{where} is {str(data)[:40]!r}, which is no {kind}")

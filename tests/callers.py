@@ -204,7 +204,17 @@ def calls(channel: grpc.Channel, token: str | None = None) -> dict[str, str]:
         ),
         "status": lambda: stub.GetStatus(pb.GetStatusRequest(), timeout=WAIT, metadata=metadata),
     }
-    return {name: status(attempt) for name, attempt in attempts.items()}
+    # Which the service does not offer: who is let in is told so.
+    unoffered: dict[str, Callable[[], object]] = {
+        "executable": lambda: stub.GetExecutablePolicy(
+            pb.GetExecutablePolicyRequest(), timeout=WAIT, metadata=metadata
+        ),
+        "act": lambda: list(stub.Act(iter([]), timeout=WAIT, metadata=metadata)),
+    }
+    said = {name: status(attempt) for name, attempt in unoffered.items()}
+    return {name: status(attempt) for name, attempt in attempts.items()} | {
+        name: OK if code == "FAILED_PRECONDITION" else code for name, code in said.items()
+    }
 
 
 def status(attempt: Callable[[], object]) -> str:
@@ -216,8 +226,8 @@ def status(attempt: Callable[[], object]) -> str:
     return OK
 
 
-ACTOR = ("join as actor", "stream", "parameters")
-EVALUATOR = ("join as evaluator", "parameters", "snapshot", "report")
+ACTOR = ("join as actor", "stream", "parameters", "executable", "act")
+EVALUATOR = ("join as evaluator", "parameters", "snapshot", "report", "executable")
 READER = ("parameters", "status")
 
 

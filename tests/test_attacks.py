@@ -55,8 +55,11 @@ from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
-UNARY = ("Join", "GetParameters", "GetSnapshot", "ReportEvaluation", "GetStatus")
-METHODS = (*UNARY, "StreamUnrolls")
+UNARY = (
+    *("Join", "GetParameters", "GetSnapshot", "ReportEvaluation", "GetStatus"),
+    "GetExecutablePolicy",
+)
+METHODS = (*UNARY, "StreamUnrolls", "Act")
 FUZZED = 10_000
 
 
@@ -228,10 +231,15 @@ def test_joins_without_credentials_use_up_nobodys_joins(
 
 
 def test_callers_without_credentials_are_refused_unread(tmp_path: pathlib.Path) -> None:
-    tokens = token_file(tmp_path / "tokens", "actor")
-    with serving(token_file=tokens) as address, Raw(address) as raw:
-        for method in METHODS:
-            raw.hear(HEADERS, raw.call(f"/impala.v1.Learner/{method}"))
+    tokens = token_file(tmp_path / "tokens", "actor", "reader")
+    with serving(token_file=tokens) as address:
+        with Raw(address) as raw:
+            for method in METHODS:
+                raw.hear(HEADERS, raw.call(f"/impala.v1.Learner/{method}"))
+        with grpc.insecure_channel(address) as channel:
+            reader = [("authorization", f"Bearer {TOKENS['reader']}")]
+            reply = pb_grpc.LearnerStub(channel).GetStatus(pb.GetStatusRequest(), WAIT, reader)
+        assert dict(reply.refused) == {"unauthenticated": len(METHODS)}  # and none was waited for
 
 
 def test_a_call_that_never_says_what_it_wants_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +276,7 @@ def test_what_cannot_be_read_is_said_to_be_so_and_fills_no_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with serving() as address, grpc.insecure_channel(address) as channel:
-        for method in METHODS:
+        for method in (*UNARY, "StreamUnrolls"):
             call = channel.stream_stream(f"/impala.v1.Learner/{method}")
             replies = call(iter([b"\xff" * 9]), timeout=WAIT)
             seen = status(functools.partial(list, replies))

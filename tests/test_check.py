@@ -29,9 +29,7 @@ def checked(*words: str) -> int:
     return cli.main(["check", *words, "--no-network"])
 
 
-@pytest.mark.parametrize(
-    "how", ["four values", "no reward", "array", "shape", "low", "no info", "exit"]
-)
+@pytest.mark.parametrize("how", ["shape", "exit"])
 def test_what_is_wrong_is_refused_with_its_place(
     how: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,13 +147,3 @@ def test_an_id_alone_has_the_settings_of_a_preset(word: str, preset: str) -> Non
     command = parse("check", Check, [word, "--actor.num-envs", "8"])
     assert (command.preset, command.settings.environment.id) == (preset, word)
     assert command.settings.agent == PRESETS[preset][1].agent
-
-
-def test_ids_of_known_packages_get_the_settings_of_their_presets() -> None:
-    for id, preset in (
-        ("ALE/Pong-v5", "atari"),
-        ("MinAtar/Breakout-v1", "minatar"),
-        ("MiniGrid-Empty-5x5-v0", "minigrid"),
-        ("my_module:MyEnv", "cartpole"),
-    ):
-        assert Check.words([id]) == [preset, "--environment.id", id]

@@ -274,9 +274,6 @@ def test_random_bytes_are_decoded_or_refused_and_nothing_else(tensors: list[byte
             codec.decode(tensors, SPECS)
 
 
-# The environment axis.
-
-
 # The fingerprint.
 
 

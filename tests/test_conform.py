@@ -55,7 +55,7 @@ def test_our_own_actor_passes(preset: str) -> None:
 
 
 def _rows(actor: str, only: tuple[str, ...]) -> dict[str, Row]:
-    kit = Kit(PRESETS["catch"][1], 10.0, actor, lambda line: print(line, file=sys.stderr))
+    kit = Kit(PRESETS["catch"][1], 60.0, actor, lambda line: print(line, file=sys.stderr))
     rows = asyncio.run(kit.run("127.0.0.1:0", only=only))
     return {row.case: row for row in rows}
 

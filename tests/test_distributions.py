@@ -72,16 +72,6 @@ def test_the_most_likely_choice_is_the_mode() -> None:
     np.testing.assert_array_equal(distributions.Categorical(3, start=4).mode(logits), [5, 4])
 
 
-def test_a_forbidden_choice_is_never_made_and_costs_nothing() -> None:
-    """-1e9 on a logit is how a choice is forbidden; the rest must stay finite beside it."""
-    distribution = distributions.Categorical(3)
-    logits = tf.constant([[0.0, -1e9, 0.0]])
-    actions, _ = distribution.sample_and_log_prob(tf.repeat(logits, 1000, axis=0), SEED)
-    assert set(actions.numpy()) == {0, 2}
-    np.testing.assert_allclose(distribution.entropy(logits), [np.log(2)], rtol=1e-6)
-    np.testing.assert_allclose(distribution.kl(logits, tf.zeros([1, 3])), [np.log(1.5)], rtol=1e-6)
-
-
 class TestManyChoices:
     SIZES = np.array([[3, 2, 5], [2, 1, 3], [5, 2, 3]])  # those of a size are not side by side
     SPACE = spaces.MultiDiscrete(SIZES, start=SIZES - 4)

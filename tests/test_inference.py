@@ -366,7 +366,7 @@ def test_streams_end_with_a_status_that_says_what_to_do(monkeypatch: pytest.Monk
     status, why, replies = _status(served(), _request(), _request(0))
     assert (status, replies) == (code.INVALID_ARGUMENT, 1) and "num_envs is 0" in why
     service = served()
-    monkeypatch.setattr(service, "hang_seconds", 2.0)  # the first row has come by then
+    monkeypatch.setattr(service, "hang_seconds", 10.0)  # the first row has come by then
     status, why, replies = _status(service, _request())
     assert (status, replies) == (code.DEADLINE_EXCEEDED, 1) and "actor.hang_seconds" in why
     assert service._inference is not None and service._inference.versions == 0

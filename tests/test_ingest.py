@@ -16,7 +16,6 @@ from impala.config.schema import Config, LimitsConfig
 from impala.types import Episode, StepType
 from learner.data.bounds import limit_of, message_bounds
 from learner.data.ingest import Arrival, Ingest, IngestClosed, Rejection, Validator
-from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
 T = messages.UNROLL_LENGTH
@@ -435,10 +434,3 @@ def test_many_senders_and_a_thread_that_takes_lose_nothing() -> None:
     assert len(taken) == 250
     for sender in range(1, 6):  # and each sender's messages stay in order
         assert [n for n in taken if n // 100 == sender] == [100 * sender + i for i in range(50)]
-
-
-def test_names_in_messages_are_those_of_the_spec() -> None:
-    names = [spec.name for spec in codec.specs(messages.spec()._replace(core_state=()))]
-    assert "timestep/observation/image" in names
-    short = _tensor(lambda x: b"")
-    assert "timestep/observation/image" in _detail(short)

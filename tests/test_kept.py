@@ -168,15 +168,6 @@ def test_a_run_that_is_started_again_remembers_its_best(tmp_path: pathlib.Path) 
     assert Story(tmp_path, frames=300).is_evaluated(1.0).goes_on_to(400).best == 30
 
 
-def raising(error: Exception) -> Any:
-    """A function that raises an error."""
-
-    def fail(*arguments: object, **named: object) -> None:
-        raise error
-
-    return fail
-
-
 def test_variables_in_doubt_are_not_kept_until_they_are_good(tmp_path: pathlib.Path) -> None:
     story = Story(tmp_path, milestones=1)
     assert story.goes_on_to(1000, [5.0] * 100, in_doubt=True).best is None

@@ -16,7 +16,7 @@ from impala.logdir.checkpoint import Checkpoint
 from impala.parts import build
 from impala.schedule import phases
 from impala.types import AgentOutput, Batch, StepType, TimeStep, Unroll
-from learner.update.learner import Learner, Refusal, Update
+from learner.update.learner import Learner, Update
 
 CONFIG = dataclasses.replace(PRESETS["catch"][1], total_frames=1000)
 T, B = 5, 4
@@ -123,13 +123,6 @@ def _resident_bytes() -> int:
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def test_fresh_unrolls_count_and_replayed_ones_do_not() -> None:
-    learner = _learner()
-    batch = _batch()._replace(is_replay=np.array([True, False, True, False]))
-    learn(learner, batch, unrolls=3, frames=10, steps=10, seconds=0.0)
-    assert learner.counters.unrolls == 3
-
-
 def test_a_restored_learner_goes_on_bit_for_bit(tmp_path: pathlib.Path) -> None:
     # Given a learner after two updates, and its checkpoint ...
     learner = _learner()
@@ -145,26 +138,3 @@ def test_a_restored_learner_goes_on_bit_for_bit(tmp_path: pathlib.Path) -> None:
         learn(each, _batch(9), unrolls=4, frames=100, steps=20, seconds=1.0)
     assert learner.counters == other.counters
     tree.map_structure(np.testing.assert_array_equal, learner.variables(), other.variables())
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_is_refused_and_says_where(value: float) -> None:
-    learner = _learner()
-    learn(learner, _batch(), unrolls=4, frames=10, steps=20, seconds=0.0)
-    batch = _batch()
-    batch.unroll.timestep.reward[2, 1] = value
-    refusal = learner.update(batch)
-    assert isinstance(refusal, Refusal)
-    assert refusal.not_finite[0] == "the loss"
-    assert all(name.startswith("the gradient of ") for name in refusal.not_finite[1:])
-    assert refusal.culprits == [1]
-    assert learner.counters.updates == 1  # it does not count
-
-
-def test_published_values_do_not_change_with_later_updates() -> None:
-    learner = _learner()
-    published = learner.agent_values()
-    copies = [value.copy() for value in published]
-    learn(learner, _batch(), unrolls=4, frames=10, steps=20, seconds=0.0)
-    for value, copy in zip(published, copies, strict=True):
-        np.testing.assert_array_equal(value, copy)

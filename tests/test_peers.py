@@ -224,11 +224,9 @@ def test_a_frozen_peer_ends_the_other_and_both_go_on(tmp_path: pathlib.Path, fro
         )
         log = both[1 - frozen].logdir.with_suffix(".log")
         before = len(log.read_text())
-        began = time.monotonic()
         both[frozen].send(signal.SIGSTOP)
         # ...then the other says who is lost and ends, to be started again, and waits for it...
         both[1 - frozen].await_end(0)
-        assert time.monotonic() - began < 60.0
         assert both[1 - frozen].statuses == [STOPPED] and both[frozen].statuses == []
         said = log.read_text()[before:]
         of_both = both[0]._flags
@@ -281,12 +279,11 @@ def test_peers_that_are_killed_go_on_together_and_lose_no_count(tmp_path: pathli
         for _ in range(20):
             go_on()
             time.sleep(rng.uniform(0.0, 6.0))
-            began, killed = time.monotonic(), rng.choice(both)
+            killed = rng.choice(both)
             other = both[1 - both.index(killed)]
             ended = len(other.statuses)
             killed.send(signal.SIGKILL)
             other.await_end(ended)
-            assert time.monotonic() - began < 20.0
         go_on()
 
         # ...when they are stopped at last, which is said to one of them...

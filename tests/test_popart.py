@@ -53,10 +53,6 @@ class Oracle:
     def __init__(self) -> None:
         self.mean, self.second_moment = 0.0, 1.0
 
-    def see(self, target: float) -> None:
-        self.mean = (1.0 - STEP) * self.mean + STEP * target
-        self.second_moment = (1.0 - STEP) * self.second_moment + STEP * target**2
-
     @property
     def deviation(self) -> float:
         variance = self.second_moment - self.mean**2

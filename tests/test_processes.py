@@ -161,7 +161,7 @@ def test_hanging_ones_are_killed_with_their_children(
     tmp_path: pathlib.Path,
 ) -> None:
     children = tmp_path / "children"
-    with closing(make(5, seconds=2.0, children=str(children))) as environment:
+    with closing(make(5, seconds=5.0, children=str(children))) as environment:
         witness = Witness(environment)
         while (witness.timestep.step_type[:4] == LAST).any():
             witness.step()
@@ -173,8 +173,8 @@ def test_hanging_ones_are_killed_with_their_children(
         start = time.monotonic()
         hang: dict[str, Any] = {f"e{i}": Do.HANG for i in range(1, 4)}
         step = witness.step(fails=range(4), e0=Do.HANG_IN_C, **hang)
-        assert time.monotonic() - start < 6.0  # all within one deadline, not one after another
-        detail = "fault 1, no answer within 2 s"
+        assert time.monotonic() - start < 15.0  # all within one deadline, not one after another
+        detail = "fault 1, no answer within 5 s"
         assert step.faults == [EnvironmentFault(i, "hung", detail) for i in range(4)]
         wait_until_dead(*old[:4], child)
         assert is_alive(old[4])

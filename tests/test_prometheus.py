@@ -1,6 +1,5 @@
 """Metrics as Prometheus reads them: over HTTP, from both services."""
 
-import pathlib
 import re
 import time
 import urllib.request
@@ -15,8 +14,6 @@ from actors.metrics import ActorMetrics
 from impala.runtime.exporter import Exporter
 from learner.telemetry.prometheus import DISTRIBUTIONS, SCALARS, Prometheus
 from protos.impala.v1 import learner_pb2 as pb
-
-ROOT = pathlib.Path(__file__).parent.parent
 
 
 def scrape(address: str) -> dict[str, float]:

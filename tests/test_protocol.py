@@ -6,11 +6,8 @@ from typing import Any
 import messages
 import numpy as np
 import tree
-from scripted import Script
 
-from impala.environments.episodes import EpisodeStatistics
 from impala.types import Parameters, StepType
-from learner.data.ingest import Ingest
 from learner.fleet.accounts import Accounts
 from learner.service.service import LearnerService
 from protos.impala.v1 import learner_pb2 as pb
@@ -127,29 +124,6 @@ def test_unrolls_of_an_evaluator_are_those_of_an_unknown_actor() -> None:
     assert pulled.parameters.version == 3
 
 
-def test_messages_beyond_the_queue_wait_and_are_not_refused() -> None:
-    async def story() -> "list[pb.Status]":
-        ingest = Ingest(capacity=2)
-        service = messages.service(ingest=ingest)
-        actor = Foreign(service)
-        statuses = []
-
-        async def stream() -> None:  # as the server reads one: message by message
-            for sequence in range(1, 9):  # 2 may be in flight
-                statuses.append((await service.submit(actor.message(sequence))).status)
-
-        streaming = asyncio.create_task(stream())
-        for taken in range(1, 9):
-            for _ in range(50):
-                await asyncio.sleep(0)
-            assert len(statuses) == taken  # the next one has found no room
-            assert ingest.get(0.0) is not None
-        await streaming
-        return statuses
-
-    assert asyncio.run(story()) == [pb.STATUS_ACCEPTED] * 8
-
-
 def test_the_output_of_the_very_first_row_may_be_zeros() -> None:
     """Also where the action space has no 0: the small one's has three actions from 0 on."""
     actor = Foreign(messages.service())
@@ -161,28 +135,6 @@ def test_the_output_of_the_very_first_row_may_be_zeros() -> None:
     assert actor.send(1, arrays=first).status == pb.STATUS_ACCEPTED
     first.output.action[0] = 77
     assert actor.send(2, arrays=first).status == pb.STATUS_ACCEPTED
-
-
-def test_episodes_are_sums_over_their_rows_without_seams() -> None:
-    environment, statistics = Script(2, 0), EpisodeStatistics(2)
-    environment.reset(1)
-    rewards, steps, frames = np.zeros(2), np.zeros(2, int), np.zeros(2, int)
-    for _ in range(40):
-        environment.send(np.zeros(2, np.int64))
-        step = environment.recv()
-        is_seam = step.timestep.step_type == StepType.FIRST
-        assert (step.timestep.reward[is_seam] == 0).all() and (step.frames[is_seam] == 0).all()
-        rewards, steps, frames = (
-            rewards + step.timestep.reward,
-            steps + ~is_seam,
-            frames + step.frames,
-        )
-        for index, episode in statistics.update(step):
-            assert step.timestep.step_type[index] == StepType.LAST
-            told = (episode.episode_return, episode.length, episode.frames)
-            assert told == (rewards[index], steps[index], frames[index])
-            assert episode.info == {name: of[index] for name, of in step.info.items()}
-            rewards[index] = steps[index] = frames[index] = 0
 
 
 def test_receipts_for_what_is_long_ago_prove_nothing() -> None:

@@ -104,10 +104,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no steps": (lambda: vtrace_of(log_rhos=tf.zeros([0, 2])), "T must be 1 or more"),
     "whole numbers": (lambda: vtrace_of(values=tf.zeros([3, 2], tf.int32)), "values is int32"),
     "two dtypes": (lambda: vtrace_of(values=tf.zeros([3, 2], tf.float64)), "cast one"),
-    "other actions": (
-        lambda: joint.join(["a", "b"], [(BOX, BOX), (BOX, BITS)], False),
-        "a and b cannot be tasks of one run: their actions are Box",
-    ),
     "other parts": (
         lambda: joint.join(["a", "b"], [(gym.spaces.Dict(x=BOX), CHOICE), (BITS, CHOICE)], False),
         "their observations are Dict",
@@ -171,17 +167,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "PopArt with Q": (
         lambda: rules.validate(configured("cartpole-q", agent={"popart": True})),
         "does not normalise a baseline",
-    ),
-    "burn-in with A3C": (
-        lambda: rules.validate(
-            configured(
-                agent={"core": "lstm"},
-                algorithm="sac",
-                replay={"burn_in": 2},
-                mix={"replayed": 4},
-            )
-        ),
-        "sac",
     ),
     "SAC with a memory": (
         lambda: rules.validate(configured("pendulum", agent={"core": "lstm"})),

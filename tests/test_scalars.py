@@ -47,9 +47,9 @@ def test_the_terms_of_a_loss_add_up_to_its_total(algorithm: str, settings: dict[
         update = _update(learner, seed, weights)
         for name, value in update.metrics.items():
             telemetry.interval.mean(name, value)
-        check_losses(update.metrics)
+        assert check_losses(update.metrics)
     row, _ = telemetry.end(Counters(updates=3), {}).row()
-    check_losses(row)
+    assert check_losses(row)
 
 
 def test_a_term_is_cost_times_steps_times_mean() -> None:

@@ -15,6 +15,7 @@ from ledger.experiments import EXPERIMENTS
 from ledger.records import Evaluation, Record
 
 SEQUENCES = [name for name, x in EXPERIMENTS.items() if "no-cloning-20th" in x.arms]
+assert SEQUENCES
 
 # Tasks a and b are trained in turn for 100 frames each, twice, and evaluated every 100.
 CONFIG = Config(

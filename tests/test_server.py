@@ -184,14 +184,16 @@ def _health(served: _Served, name: str) -> str:
 
 
 def test_a_learner_that_hangs_is_no_longer_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_HANGS_SECONDS", 0.5)
     monkeypatch.setattr(server, "_LOOK_SECONDS", 0.05)
     with _Served(messages.service()) as served:
         asked = health_pb2.HealthCheckRequest(service=server.LIVENESS)
         watch = health_pb2_grpc.HealthStub(served.channel).Watch(asked, timeout=WAIT)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        monkeypatch.setattr(server, "_HANGS_SECONDS", 0.5)
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
         assert _health(served, SERVICE_NAME) == "SERVING"
+        served.server._checked -= 3600.0
+        monkeypatch.setattr(server, "_HANGS_SECONDS", 600.0)
         served.server.check()
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
 

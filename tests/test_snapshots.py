@@ -104,15 +104,6 @@ def test_reported_snapshots_are_not_played_again() -> None:
     assert snapshots.awaits(messages.LEARNER, 99, 0)
 
 
-def raising(error: Exception) -> Any:
-    """A function that raises an error."""
-
-    def fail(*arguments: object) -> None:
-        raise error
-
-    return fail
-
-
 @pytest.mark.parametrize(
     ("keep", "before", "after"),
     [("auto", False, True), ("always", True, True), ("never", False, False)],

@@ -218,9 +218,6 @@ def test_watching_a_log_directory_finds_a_learner_that_is_elsewhere_now(
     assert shown[0].startswith("No answer for ") and "No answer" not in shown[1]
 
 
-ODD = "[/x][bold]\x1b[2J\x1b]0;owned\x07\r\n\u202etxt.exe\u200b\ud7ff漢"
-
-
 def test_what_went_wrong_is_said_and_nothing_else() -> None:
     quiet = _text(STATUS)
     for word in (

@@ -96,7 +96,7 @@ def test_a_program_waits_for_the_path_it_needs(tmp_path: pathlib.Path) -> None:
 def test_stop_asks_first_and_kills_after_the_grace_period(tmp_path: pathlib.Path) -> None:
     polite, stubborn = tmp_path / "polite", tmp_path / "stubborn"
     exits = []
-    with Supervisor(grace_seconds=0.5) as supervisor:
+    with Supervisor(grace_seconds=5.0) as supervisor:
         supervisor.start(Program("polite", _python(_POLITE), log=polite, restart=True))
         supervisor.start(Program("stubborn", _python(_STUBBORN), log=stubborn, restart=True))
         _until(_says(polite, "up"))
@@ -126,7 +126,7 @@ def test_leaving_the_context_leaves_nothing_alive(tmp_path: pathlib.Path) -> Non
 def test_an_error_leaves_the_children_time_to_end(tmp_path: pathlib.Path) -> None:
     """A learner writes its checkpoint then."""
     polite, stubborn = tmp_path / "polite", tmp_path / "stubborn"
-    with pytest.raises(KeyError), Supervisor(grace_seconds=0.5) as supervisor:
+    with pytest.raises(KeyError), Supervisor(grace_seconds=5.0) as supervisor:
         supervisor.start(Program("polite", _python(_POLITE), log=polite))
         supervisor.start(Program("stubborn", _python(_STUBBORN), log=stubborn))
         _until(_says(polite, "up"))

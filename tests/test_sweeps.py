@@ -493,7 +493,9 @@ def test_a_population_is_better_than_its_median_member_alone(
     )
     assert {row["status"] for row in population} == {"finished"}
     assert any(row["copied"] != "none" for row in population)
-    for trial in (tmp_path / "population/output/ray").glob("Trial_*"):
+    trials = list((tmp_path / "population/output/ray").glob("Trial_*"))
+    assert trials
+    for trial in trials:
         assert len(list(trial.glob("checkpoint_*"))) <= 3
     assert statistics.median(scores(population)) > statistics.median(scores(alone))
     print(f"seed {seed}: alone {scores(alone)}, population {scores(population)}")

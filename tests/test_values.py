@@ -404,17 +404,6 @@ def test_critics_learn_from_the_target_of_the_value_network() -> None:
     assert float(metrics["v/max"]) == pytest.approx(values.numpy()[keep].max(), rel=1e-4)
 
 
-def test_a_target_value_network_follows_a_little_each_update() -> None:
-    algorithm, _ = make_sac(target_step=0.25, value_network=True)
-    assert algorithm._value is not None
-    before = [variable.numpy() for variable in algorithm._target_value.variables]
-    algorithm.after_update(0.5, {})
-    for target, old, now in zip(
-        algorithm._target_value.variables, before, algorithm._value.variables, strict=True
-    ):
-        np.testing.assert_allclose(target, 0.75 * old + 0.25 * now.numpy(), rtol=1e-5, atol=1e-6)
-
-
 def test_seams_are_silent_and_time_limits_are_bootstrapped() -> None:
     algorithm, batch = make_sac()
     loss = loss_of(algorithm, batch).loss.numpy()
@@ -429,13 +418,14 @@ def test_seams_are_silent_and_time_limits_are_bootstrapped() -> None:
         assert (after[row - 1, environment] != loss[row - 1, environment]) == matters
 
 
-def test_target_critics_follow_a_little_each_update() -> None:
-    algorithm, _ = make_sac(target_step=0.25)
-    before = [variable.numpy() for variable in algorithm._target_critics.variables]
+@pytest.mark.parametrize("network", ["critics", "value"])
+def test_target_networks_follow_a_little_each_update(network: str) -> None:
+    algorithm, _ = make_sac(target_step=0.25, value_network=network == "value")
+    followed = getattr(algorithm, f"_{network}").variables
+    targets = getattr(algorithm, f"_target_{network}").variables
+    before = [variable.numpy() for variable in targets]
     algorithm.after_update(0.5, {})
-    for target, old, now in zip(
-        algorithm._target_critics.variables, before, algorithm._critics.variables, strict=True
-    ):
+    for target, old, now in zip(targets, before, followed, strict=True):
         np.testing.assert_allclose(target, 0.75 * old + 0.25 * now.numpy(), rtol=1e-5, atol=1e-6)
 
 

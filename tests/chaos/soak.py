@@ -174,6 +174,9 @@ class Fleet:
         """Stops everything as an operator would."""
         for witness in self.witnesses:
             witness.stop()
+            assert not witness.is_alive(), witness.name
+            if witness.error is not None:
+                raise witness.error
         for process in (*self.actors.values(), self.learner):
             _end_well(process)
 
