@@ -16,7 +16,7 @@ from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
 NO_SECURITY = ClientSecurity()
 _STATUS_SECONDS = 10.0
-_STALE_SECONDS = 5.0
+_STALE_SECONDS = 5.0  # after which a channel without a learner is replaced
 
 _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.enable_http_proxy", 0),  # http_proxy of a cluster leads out of it
@@ -73,7 +73,7 @@ class LearnerChannel:
             it may ask for the address of a name again after two minutes, whatever its options say.
         """
         is_stale = is_lost and time.monotonic() > self._dialled_at + _STALE_SECONDS
-        if (is_stale or self._files.get() is not self._dialled) and not self._is_closed:
+        if is_stale or self._files.get() is not self._dialled:
             if self._before is not None:
                 self._before.close()
             self._before = self._channel

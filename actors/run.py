@@ -351,7 +351,7 @@ def _act(
             with hang.watched():
                 of_one_group = next(unrolls)
             for fault in of_one_group.faults:
-                notes.add(Failure(fault.detail.partition(", ")[2], fault.where))
+                notes.add(Failure(fault.error, fault.where))
             notes.has_acted = True
             client.send(of_one_group)  # waits for the learner for as long as it has to
 

@@ -12,6 +12,7 @@ out.
 
 import dataclasses
 import enum
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -46,6 +47,11 @@ class EnvironmentFault(NamedTuple):
     kind: Literal["crashed", "hung"]  # it ended or raised an error; it did not answer in time
     detail: str  # a description, such as the exception's last line
     where: str = ""  # FILE:LINE, in FUNCTION of the environment's code; stays on the actor's host
+
+    @property
+    def error(self) -> str:
+        """Returns the description without the number of the environment's failures before it."""
+        return re.sub(r"^fault \d+, ", "", self.detail)
 
 
 class EnvironmentStep(NamedTuple):

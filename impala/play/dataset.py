@@ -34,8 +34,8 @@ def record(player: Player, name: str, episodes: int, greedy: bool, seed: int) ->
       The return of each.
 
     Raises:
-      ValueError: Minari is not installed, the name is taken or invalid, or the environment fails
-        more often than so many episodes end.
+      ValueError: Minari is not installed, the name is taken or invalid, or failures of the
+        environment have cut off more than `episodes` episodes.
     """
     minari = minari_for(f"The dataset {name}")
     if not re.fullmatch(r"([\w-]+/)*[\w-]+-v\d+", name):
@@ -53,11 +53,10 @@ def record(player: Player, name: str, episodes: int, greedy: bool, seed: int) ->
         return tree.map_structure(np.array, observation)  # valid for one step
 
     with contextlib.closing(policy.environment()) as environment:
-        is_first, cut_off = True, 0
+        cut_off = 0
         while len(buffers) < episodes:
-            observation, _ = environment.reset(seed=seed if is_first else None)
+            observation, _ = environment.reset(seed=None if buffers or cut_off else seed)
             policy.reset()
-            is_first = False
             seen, done = [own(observation)], list[Nest]()
             rewards, ends = list[float](), list[list[bool]]()
             while not (ends and any(ends[-1])):

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -201,8 +200,7 @@ def play_episodes(
                 continue
             cut_off += 1
             if cut_off > num_episodes:
-                detail = re.sub(r"^fault \d+, ", "", faults[e].detail)
-                says = f"{detail}, the end of more than {num_episodes} episodes"
+                says = f"{faults[e].error}, the end of more than {num_episodes} episodes"
                 message = f"environment {e} {faults[e].kind}: {says}"
                 raise EnvironmentFailed(message, says, faults[e].where)
         played = sum(map(len, finished))

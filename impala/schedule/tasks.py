@@ -175,7 +175,7 @@ class Schedule:
 
         Args:
           frames: of the run.
-          actor: that will play it; "": nobody needs to.
+          actor: its name, if one is told to play the task; "": the answer is not remembered.
         """
         if self._is_simultaneous:
             self._forget(actor)
