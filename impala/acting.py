@@ -15,7 +15,7 @@ import tree
 
 from impala.agents.agent import Agent
 from impala.agents.compiled import read_as
-from impala.agents.distributions import EpsilonGreedy
+from impala.agents.distributions import EpsilonGreedy, bounded_log_std
 from impala.environments.spaces import Spaces, choices, leaves
 from impala.parts import build
 from impala.types import Nest, StepType, TimeStep
@@ -23,7 +23,6 @@ from impala.types import Nest, StepType, TimeStep
 STEP_TYPE = "timestep/step_type"
 UNIFORM, NORMAL, EPSILON_FINAL = "uniform", "normal", "epsilon_final"
 """Inputs: random numbers, and the final epsilon of each environment."""
-_LOG_DEVIATIONS = -5.0, 1.0  # bounds, of `impala.agents.distributions.TanhNormal`
 
 
 class ActingStep:
@@ -150,10 +149,8 @@ class ActingStep:
                 continue
             size = math.prod(leaf.shape or ())
             mean, unbounded = outputs[:, at : at + size], outputs[:, at + size : at + 2 * size]
-            low, high = _LOG_DEVIATIONS
-            log_deviation = low + (high - low) * tf.sigmoid(unbounded + math.log(-low / high))
             noise = named[NORMAL][:, number : number + size]
-            scores += [mean + tf.exp(log_deviation) * noise, unbounded]
+            scores += [mean + tf.exp(bounded_log_std(unbounded)) * noise, unbounded]
             at, number = at + 2 * size, number + size
         return outputs, tf.concat(scores, axis=-1)
 

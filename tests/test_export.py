@@ -1,5 +1,6 @@
 """Exported models do what the agent does, with TensorFlow or ONNX Runtime alone."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -14,11 +15,12 @@ import onnxruntime
 import pytest
 import tensorflow as tf
 import tree
+from gymnasium.vector.utils import batch_space
 from half_trained import STORED, evaluated
 
 import impala
 from impala.commands import main as cli
-from impala.config.schema import AgentConfig
+from impala.config.schema import AgentConfig, EnvironmentConfig
 from impala.logdir import checkpoint
 from impala.parts import build
 from impala.play import export
@@ -231,6 +233,41 @@ def test_an_onnx_model_sees_images_as_the_agent_does(tmp_path: pathlib.Path) -> 
     ]
     tried = export.onnx(player, tmp_path, timesteps)
     assert (tried.calls, tried.actions) == (2, 0)
+
+
+def test_outputs_near_0_are_rounded_as_large_ones_are() -> None:
+    """As values are where rewards are not clipped, with PopArt."""
+    assert export.differences(np.array([1e4, 0.0]), np.array([1e4, 5e-4])).max() < 1e-4
+    assert export.differences(np.array([1.0, 0.0]), np.array([1.0, 5e-4])).max() == 5e-4
+    logits = np.array([[-1e9, 0.5], [0.5, 0.5]])
+    assert export.differences(logits, logits + [[0.0, 0.0], [5e-4, 0.0]]).max() > 4e-4
+    assert export.differences(logits, np.array([[0.5, 0.5], [0.5, 0.5]])).max() > 1e8
+
+
+def test_what_is_played_elsewhere_is_tried_on_random_observations(tmp_path: pathlib.Path) -> None:
+    saved = checkpoint.choose(STORED / "cartpole")
+    external = EnvironmentConfig(id="External")
+    saved = saved._replace(config=dataclasses.replace(saved.config, environment=external))
+    player = Player(saved)
+    timesteps = list(export.recorded(player, steps=2))
+    assert len(timesteps) == 3 and timesteps[0].observation in batch_space(player.spaces[0], 4)
+    assert export.saved_model(player, tmp_path, timesteps).actions == 0
+
+
+@pytest.mark.parametrize("names", [("größe", "b"), ("A", "a")])
+def test_any_name_of_an_observation_will_do_or_is_said_not_to(
+    names: tuple[str, str], tmp_path: pathlib.Path
+) -> None:
+    player = Player(checkpoint.choose(STORED / "catch"))
+    box = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    player.spaces = gym.spaces.Dict(dict.fromkeys(names, box)), gym.spaces.Discrete(3)
+    player.agent = build.agent(AgentConfig(hidden_sizes=(8,)), *player.spaces)
+    timesteps = list(export.sampled(player.spaces[0], 2, 2))
+    if names != ("A", "a"):
+        assert export.saved_model(player, tmp_path, timesteps).actions == 0
+        return
+    with pytest.raises(export.ExportError, match="same name: observation_a, observation_a"):
+        export.saved_model(player, tmp_path, timesteps)
 
 
 def test_onnx_says_what_it_needs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

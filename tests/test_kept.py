@@ -64,7 +64,7 @@ class Story:
                 seconds=7.2 * self.frames,
                 episodes=self.frames // 10,
             ),
-            phase=SimpleNamespace(algorithm="impala"),
+            trained_by="impala",
             variables=lambda: {
                 "agent/000/w:0": np.full(3, updates, np.float32),
                 "optimiser/000/m:0": np.zeros(3, np.float32),

@@ -16,7 +16,8 @@ from impala.parts import build
 from impala.schedule import tasks
 from impala.types import Batch, Episode, StepType
 from learner import run
-from learner.data.mix import Origin, Prepared, Provenance
+from learner.data.mix import Prepared, Provenance
+from learner.data.replay import Origin
 from learner.evaluation.evaluators import EvaluationReport
 from learner.evaluation.snapshots import Snapshot
 from learner.fleet.records import Records
@@ -223,8 +224,10 @@ def test_the_loop_reports_each_step_and_ends_with_the_run(scene: Scene) -> None:
     assert list(remembered.provenance) == warm_up.provenance and not nothing.provenance
     assert not any(iteration.begins_phase for iteration in (learned, remembered, nothing))
     scene.batches.ready = [scene.prepared(frames=1000), scene.prepared(frames=10_000)]
-    second, last = scene.iterations(9, consume)
+    trained_by = []
+    second, last = scene.iterations(9, lambda each: trained_by.append(each.learner.trained_by))
     assert second.begins_phase and second.learner.phase.algorithm == "actor_critic"
+    assert trained_by == ["critic", "actor_critic"]  # snapshots say so
     assert not last.begins_phase and last.learner is second.learner
     assert scene.training.is_finished
     assert scene.iterations(9, consume) == []

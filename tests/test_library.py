@@ -21,7 +21,12 @@ from half_trained import STORED, evaluated
 import impala
 from impala.commands import library
 from impala.commands import train as commands_train
+from impala.config.schema import AgentConfig
 from impala.environments import base
+from impala.logdir import checkpoint
+from impala.parts import build
+from impala.play.player import Player
+from impala.play.policy import Policy
 from impala.runtime import process
 from impala.runtime.supervisor import Supervisor
 
@@ -193,6 +198,25 @@ def test_value_and_distribution_change_nothing(name: str) -> None:
     assert np.shape(values) == (30, 5) and np.std(values, axis=0).min() > 0.0
     np.testing.assert_allclose(np.sum(probabilities, axis=-1), 1.0, rtol=1e-5)
     assert len(np.unique(np.round(probabilities, 5))) > 30
+
+
+def test_many_policies_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    policies = [impala.load(STORED / "catch", seed=7) for _ in range(6)]
+    observation, _ = policies[0].environment().reset(seed=2)
+    values = [policy.value(observation) for policy in policies]
+    monkeypatch.setattr("impala.play.evaluation.Flat", None)
+    assert [policy.value(observation) for policy in policies] == values
+
+
+def test_the_value_of_a_critic_is_what_it_has_trained() -> None:
+    """Whatever the policy, whose Q-values no update of a critic changes."""
+    player = Player(checkpoint.choose(STORED / "catch"))
+    agent = AgentConfig(policy="epsilon_greedy", hidden_sizes=(8,))
+    player.agent, player.algorithm = build.agent(agent, *player.spaces), "critic"
+    policy = Policy(player)
+    observation, _ = policy.environment().reset(seed=2)
+    output = policy._output(observation, None)[1]
+    assert policy.value(observation) == output.baseline[0]
 
 
 def test_a_distribution_is_that_of_the_sampled_actions() -> None:

@@ -145,7 +145,7 @@ class Story:
                 frames=self.frames,
                 seconds=self.frames * self.seconds_per_frame,
             ),
-            phase=SimpleNamespace(algorithm="impala"),
+            trained_by="impala",
             variables=lambda: {
                 "agent/000/w:0": np.full(3, self.frames, np.float32),
                 "optimiser/000/m:0": np.zeros(3, np.float32),

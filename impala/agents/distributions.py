@@ -327,6 +327,12 @@ class EpsilonGreedy(Distribution, tf.Module):
         return tf.cast(index + self._start, self._dtype)
 
 
+def bounded_log_std(unbounded: tf.Tensor) -> tf.Tensor:
+    """Returns the logarithm of a `TanhNormal`'s deviation: from -5 to 1, and 0 at 0."""
+    low, high = -5.0, 1.0
+    return low + (high - low) * tf.sigmoid(unbounded + math.log(-low / high))
+
+
 class TanhNormal(Distribution):
     """A Gaussian per dimension of a box, squashed by tanh into the box.
 
@@ -410,8 +416,7 @@ class TanhNormal(Distribution):
 
     def _gaussian(self, parameters: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         mean, unbounded = tf.split(parameters, 2, axis=-1)  # [..., D] each
-        low, high = -5.0, 1.0
-        return mean, low + (high - low) * tf.sigmoid(unbounded + math.log(-low / high))
+        return mean, bounded_log_std(unbounded)
 
     def _log_density(self, mean: tf.Tensor, log_std: tf.Tensor, point: tf.Tensor) -> tf.Tensor:
         distance = (point - mean) * tf.exp(-log_std)

@@ -58,7 +58,6 @@ class Acting:
     """
 
     def __init__(self, agent: Agent, greedy: bool, seed: int, num_envs: int) -> None:
-        self._agent, self._greedy = agent, greedy
         self._act = _compiled(agent, greedy)
         self._state = agent.acting(agent.initial_state(num_envs))
         self._seed = seed % 2**31
@@ -66,13 +65,13 @@ class Acting:
 
     def __call__(self, timestep: TimeStep) -> Nest:
         """Returns the actions [E, ...] at a time step [E, ...], which is copied."""
-        action, self._state = self._act(*self._copied(timestep))
+        output, self._state = self._act(*self._copied(timestep))
         self.skip()
-        return tree.map_structure(lambda x: x.numpy(), action)
+        return tree.map_structure(lambda x: x.numpy(), output.action)
 
     def output(self, timestep: TimeStep) -> AgentOutput:
         """Returns what the next call would act by: tensors [E, ...]. Changes nothing."""
-        output, _ = _compiled(self._agent, self._greedy, whole=True)(*self._copied(timestep))
+        output, _ = self._act(*self._copied(timestep))
         return output
 
     def _copied(self, timestep: TimeStep) -> tuple[TimeStep, Nest, tf.Tensor]:
@@ -253,14 +252,13 @@ def summary(episodes: Sequence[Episode]) -> Summary:
     )
 
 
-# (time step, state for acting, seed) -> (actions or the whole output, next state)
-_Act = Callable[[TimeStep, Nest, tf.Tensor], tuple[Nest, Nest]]
+# (time step, state for acting, seed) -> (output, next state)
+_Act = Callable[[TimeStep, Nest, tf.Tensor], tuple[AgentOutput, Nest]]
 
 
 @functools.lru_cache(maxsize=4)  # an evaluator uses the same agent repeatedly
-def _compiled(agent: Agent, greedy: bool, whole: bool = False) -> _Act:
-    def act(timestep: TimeStep, acting: Nest, seed: tf.Tensor) -> tuple[Nest, Nest]:
-        output, acting = agent.act(timestep, acting, None if greedy else seed)
-        return output if whole else output.action, acting
+def _compiled(agent: Agent, greedy: bool) -> _Act:
+    def act(timestep: TimeStep, acting: Nest, seed: tf.Tensor) -> tuple[AgentOutput, Nest]:
+        return agent.act(timestep, acting, None if greedy else seed)
 
     return Flat(act)

@@ -29,7 +29,7 @@ import tree
 
 from impala.agents.agent import Agent
 from impala.environments import base
-from impala.environments.spaces import Spaces
+from impala.environments.spaces import FORBIDDEN, Spaces
 from impala.play import onnx_model
 from impala.play.player import Player
 from impala.types import AgentOutput, Nest, StepType, TimeStep
@@ -50,7 +50,7 @@ class Trial(NamedTuple):
     """The result of comparing a model with its agent."""
 
     calls: int
-    difference: float  # the largest of any output but actions, relative where above 1
+    difference: float  # the largest of any output but actions, as `differences` says
     actions: int  # that differ from the agent's
 
 
@@ -73,9 +73,9 @@ class Functions:
         self.actions = [
             spec.name for spec in tree.flatten(base.map_leaves(_spec, "action", spaces[1]))
         ]
-        for names in ([spec.name for spec in self._observations], self.actions):
-            if len(set(names)) < len(names):
-                raise ExportError(f"Two parts would have the same name: {', '.join(names)}.")
+        self.observations = [spec.name for spec in self._observations]
+        for names in (self.observations, self.actions):
+            _check_unique(names)
         states = [
             tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype, name)
             for name, leaf in _state(self._core_state).items()
@@ -143,6 +143,8 @@ def saved_model(player: Player, directory: pathlib.Path, timesteps: Iterable[Tim
       ExportError: it cannot be written, or its outputs differ from the agent's.
     """
     functions = Functions(player.agent, player.spaces)
+    # TensorFlow does not tell capitals apart in the names of arguments.
+    _check_unique([name.lower() for name in functions.observations])
     module = tf.Module()
     module.parameters = list(player.agent.variables)
     names = list(functions.signatures)
@@ -193,10 +195,9 @@ def onnx(player: Player, directory: pathlib.Path, timesteps: Iterable[TimeStep])
         except onnx_model.OnnxError as error:
             raise ExportError(f"{error} Or export a SavedModel.") from error
         (partial / "model.onnx").write_bytes(model.SerializeToString())
-        taken = {value.name for value in session.get_inputs()}
 
         def run(name: str, given: Tensors) -> dict[str, Any]:
-            feeds = {key: np.asarray(value) for key, value in given.items() if key in taken}
+            feeds = {key: np.asarray(value) for key, value in given.items()}
             return dict(zip(names, session.run(list(names.values()), feeds), strict=True))
 
         tried = trial(*(player.agent, functions, timesteps), run=run, names=["act_greedy"])
@@ -257,13 +258,16 @@ def trial(
 
 
 def recorded(player: Player, steps: int = 64, num_envs: int = 4) -> Iterator[TimeStep]:
-    """Yields time steps of the task, played by the agent.
+    """Yields time steps of the task, played by the agent; of `External` `sampled` ones.
 
     Raises:
       ValueError: the environment cannot be made.
     """
     from impala.play.evaluation import play
 
+    if player.is_external:
+        yield from sampled(player.spaces[0], steps + 1, num_envs)
+        return
     environment = player.environment(num_envs)
     try:
         for count, step in enumerate(play(environment, player.agent, greedy=False, seed=1)):
@@ -274,19 +278,47 @@ def recorded(player: Player, steps: int = 64, num_envs: int = 4) -> Iterator[Tim
         environment.close()
 
 
+def sampled(space: gym.Space, steps: int, num_envs: int) -> Iterator[TimeStep]:
+    """Yields time steps of random observations; in the first environment each begins an episode."""
+    space.seed(0)
+    ones = np.ones(num_envs, np.float32)
+    for number in range(steps):
+        samples = [space.sample() for _ in range(num_envs)]
+        observation = tree.map_structure(lambda *leaves: np.stack(leaves), *samples)
+        step_type = np.full(num_envs, StepType.MID if number else StepType.FIRST, np.int8)
+        step_type[0] = StepType.FIRST
+        yield TimeStep(tree.map_structure(_moderate, observation), 0 * ones, ones, step_type)
+
+
+def _moderate(leaf: np.ndarray) -> np.ndarray:
+    """Returns samples of an unbounded space without those beyond what one sees there."""
+    return leaf if leaf.dtype.kind != "f" else np.clip(leaf, -10.0, 10.0).astype(leaf.dtype)
+
+
 def _state(core_state: Nest) -> Tensors:
     return {f"core_state_{i}": leaf for i, leaf in enumerate(tree.flatten(core_state))}
 
 
 def _spec(name: str, space: gym.Space) -> tf.TensorSpec:
-    return tf.TensorSpec([None, *(space.shape or ())], space.dtype, re.sub(r"\W", "_", name))
+    return tf.TensorSpec(
+        [None, *(space.shape or ())], space.dtype, re.sub(r"\W", "_", name, flags=re.ASCII)
+    )
+
+
+def _check_unique(names: list[str]) -> None:
+    if len(set(names)) < len(names):
+        raise ExportError(
+            f"Two parts would have the same name: {', '.join(names)}. Capitals do not count."
+        )
 
 
 def differences(wanted: np.ndarray, got: np.ndarray) -> np.ndarray:
-    """Returns the differences of numbers: absolute, and relative where they are above 1.
+    """Returns the differences of outputs [B, ...] from an agent's.
 
-    A difference is 1 for unequal integers, and infinite if only one is finite, or two infinities or
-    the shapes differ.
+    They are absolute, or relative to the agent's largest number over the batch in the same place of
+    the output, if that is above 1: values near 0 are rounded as large ones are, with PopArt. Logits
+    of forbidden actions do not count as large. A difference is 1 for unequal integers, and infinite
+    if only one is finite, or two infinities or the shapes differ.
     """
     if wanted.shape != got.shape:
         return np.array([np.inf])
@@ -294,8 +326,10 @@ def differences(wanted: np.ndarray, got: np.ndarray) -> np.ndarray:
         return (wanted != got).astype(np.float64)
     wanted, got = wanted.astype(np.float64), got.astype(np.float64)
     is_same = (wanted == got) | (np.isnan(wanted) & np.isnan(got))
-    with np.errstate(invalid="ignore"):  # infinity / infinity, handled below
-        off = np.abs(got - wanted) / np.maximum(1.0, np.abs(wanted))
+    counts = np.isfinite(wanted) & (wanted > 0.5 * FORBIDDEN)
+    largest = np.where(counts, np.abs(wanted), 1.0).max(axis=0, initial=1.0)
+    with np.errstate(invalid="ignore"):  # infinity - infinity, handled below
+        off = np.abs(got - wanted) / largest
     return np.where(is_same, 0.0, np.nan_to_num(off, nan=np.inf, posinf=np.inf))
 
 

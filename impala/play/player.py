@@ -41,6 +41,11 @@ class Player:
         for variable, value in zip(self.agent.variables, saved.agent_values, strict=True):
             variable.assign(value)
 
+    @property
+    def is_external(self) -> bool:
+        """Whether the task is played elsewhere, by its own loop."""
+        return self._task.environment.id == "External"
+
     def environment(self, num_envs: int = 1, render_mode: str | None = None) -> Environment:
         """Returns environments of the task, with the agent's wrappers; the caller closes them.
 
@@ -54,7 +59,7 @@ class Player:
           ValueError: they cannot be made, for instance because a package is missing, or are
             played elsewhere.
         """
-        if self._task.environment.id == "External":
+        if self.is_external:
             raise ValueError(
                 "External is played by its own loop: evaluate the agent there, with impala.load "
                 "(docs/external.md)."

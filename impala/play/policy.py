@@ -103,7 +103,8 @@ class Policy:
           reward: as for a call.
 
         Returns:
-          A number, or float32 [E]: the baseline, or of an agent with Q-values the largest of these.
+          A number, or float32 [E]: the baseline, or of an agent with Q-values the largest of these,
+          unless `critic` trained it last.
 
         Raises:
           ValueError: as a call, or the algorithm has trained neither.
@@ -115,7 +116,7 @@ class Policy:
             )
         shown, output = self._output(observation, reward)
         distribution = self._agent.distribution
-        if isinstance(distribution, EpsilonGreedy):
+        if isinstance(distribution, EpsilonGreedy) and self.algorithm != "critic":
             return _like(
                 shown, tf.reduce_max(output.policy[:, : distribution.num_outputs], axis=-1)
             )

@@ -20,12 +20,11 @@ from impala.environments import spaces
 from impala.environments.spaces import Spaces
 from impala.parts import build, sections
 from impala.parts.components import Allowed
-from impala.play import onnx_model
-from impala.types import StepType, TimeStep
+from impala.play import export, onnx_model
 
 REFUSED = 3
 """Exit status if there is none for this agent; OUTPUT has the reason."""
-_TOLERANCE = 1e-4  # absolute, or of the largest output if that is above 1
+_TOLERANCE = 1e-4  # of `export.differences`
 _TRIED = 4  # environments that a graph is compared with the agent in
 _STEPS = 3
 
@@ -61,7 +60,7 @@ def made(agent: Agent, played: Spaces) -> bytes:
     specs = [tf.TensorSpec(x.shape, x.dtype, f"input_{i}") for i, x in enumerate(step.inputs)]
     model = _named(onnx_model.written(agent, step, specs), step)
     difference = _difference(onnx_model.session(model), step, agent, played)
-    if not difference <= _TOLERANCE:
+    if difference > _TOLERANCE:
         raise onnx_model.OnnxError(
             f"The outputs of the ONNX graph differ from the agent's by up to {difference:.2g}, at "
             f"most {_TOLERANCE:g} is allowed."
@@ -75,14 +74,12 @@ def _named(model: Any, step: ActingStep) -> Any:
     import onnx
 
     graph = model.graph
-    has = {value.name for value in graph.input}
     inputs, first = [], []
     for number, spec in enumerate(step.inputs):
         shape = ["B" if size is None else size for size in spec.shape]
         kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype.as_numpy_dtype))
         inputs.append(onnx.helper.make_tensor_value_info(spec.name, kind, shape))
-        if f"input_{number}" in has:  # the others do not matter to this agent
-            first.append(onnx.helper.make_node("Identity", [spec.name], [f"input_{number}"]))
+        first.append(onnx.helper.make_node("Identity", [spec.name], [f"input_{number}"]))
     onnx_model.name_outputs(model, step.outputs)
     nodes = [*first, *graph.node]
     del graph.input[:], graph.node[:]
@@ -98,10 +95,7 @@ def _named(model: Any, step: ActingStep) -> Any:
 
 
 def _difference(session: Any, step: ActingStep, agent: Agent, played: Spaces) -> float:
-    """Returns the largest difference of a model from the agent, in some steps on random input.
-
-    It is NaN if one of them is.
-    """
+    """Returns the largest difference of a model from the agent, in some steps on random input."""
     act = tf.function(step, autograph=False)  # with the same random numbers as the model
     actions = [name for name in step.outputs if name.startswith("output/action")]
     rng = np.random.default_rng(0)
@@ -109,25 +103,18 @@ def _difference(session: Any, step: ActingStep, agent: Agent, played: Spaces) ->
         change = 0.1 * rng.standard_normal(variable.shape).astype(np.float32)
         variable.assign_add(change if variable.trainable else abs(change))  # such as a variance
     parameters = [np.asarray(variable.numpy()) for variable in agent.variables]
-    played[0].seed(0)
     state = agent.initial_state(_TRIED)
     largest = 0.0
-    for number in range(_STEPS):
-        samples = [played[0].sample() for _ in range(_TRIED)]
-        seen = tree.map_structure(lambda *leaves: np.stack(leaves), *samples)
-        seen = tree.map_structure(_moderate, seen)
-        step_type = np.full(_TRIED, StepType.MID if number else StepType.FIRST, np.int8)
-        step_type[0] = StepType.FIRST
-        given = [*tree.flatten(seen), step_type, *(x.numpy() for x in tree.flatten(state))]
+    for timestep in export.sampled(played[0], _STEPS, _TRIED):
+        given = [*tree.flatten(timestep.observation), timestep.step_type]
+        given += [x.numpy() for x in tree.flatten(state)]
         for spec in step.inputs[len(given) : step.num_inputs]:
             given.append(rng.uniform(0.1, 0.9, [_TRIED, *spec.shape[1:]]).astype(np.float32))
         named = {
             spec.name: value for spec, value in zip(step.inputs, [*given, *parameters], strict=True)
         }
-        assert named[STEP_TYPE] is step_type
+        assert named[STEP_TYPE] is timestep.step_type
         got = dict(zip(step.outputs, session.run(step.outputs, named), strict=True))
-        ones = np.ones(_TRIED, np.float32)
-        timestep = TimeStep(seen, 0 * ones, ones, step_type)
         output, state = agent.greedy_step(tree.map_structure(tf.constant, timestep), state)
         policy = output.policy.numpy()[:, : agent.distribution.num_outputs]
         wanted = [policy, output.baseline.numpy(), *(x.numpy() for x in tree.flatten(state))]
@@ -137,16 +124,8 @@ def _difference(session: Any, step: ActingStep, agent: Agent, played: Spaces) ->
         wanted += [acted[name].numpy() for name in actions]
         found += [got[name] for name in actions]
         for right, other in zip(wanted, found, strict=True):
-            right, other = right.astype(np.float64), other.astype(np.float64)
-            scale = np.abs(right).max(initial=1.0)
-            off = np.abs(right - other).max(initial=0.0) / scale
-            largest = float(np.maximum(largest, off))  # `max` would pass over NaN
+            largest = max(largest, float(export.differences(right, other).max(initial=0.0)))
     return largest
-
-
-def _moderate(leaf: np.ndarray) -> np.ndarray:
-    """Returns samples of an unbounded space without those beyond what one sees there."""
-    return leaf if leaf.dtype.kind != "f" else np.clip(leaf, -10.0, 10.0).astype(leaf.dtype)
 
 
 if __name__ == "__main__":

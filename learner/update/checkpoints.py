@@ -131,7 +131,7 @@ def of_agent(learner: Learner, spaces: Spaces, incarnation: int = 0) -> Checkpoi
         learner.counters,
         named_variables.of_agent(learner.variables()),
         accounts={},
-        algorithm=learner.phase.algorithm,
+        algorithm=learner.trained_by,
         spaces=spaces,
         incarnation=incarnation,
     )

@@ -90,6 +90,8 @@ class Learner:
         self._apply = compiled(algorithm.agent.unroll)
         self._metrics: Sequence[str] = ()  # their names, known once an update is traced
         self.last_good: Batch | None = None  # to try the variables on after a bad batch
+        self.trained_by = phase.algorithm
+        """The algorithm of this process's last update, before which it is the phase's."""
         self.counters = counters
         self._begin_exploration()
 
@@ -151,7 +153,7 @@ class Learner:
             # Gradients may be finite although the sum of their squares overflows float32.
         if not is_good:
             return self._refusal(batch, weights, learning_rate, invalid)
-        self.last_good = batch
+        self.last_good, self.trained_by = batch, self.phase.algorithm
         self.counters = self.counters._replace(updates=self.counters.updates + 1)
         metrics["learning_rate"] = learning_rate
         histograms = {name: self._replicas.of_host(x, axis=1) for name, x in histograms.items()}

@@ -198,7 +198,7 @@ class Training:
             self.learner.counters.updates,
             empties_replay=not self._phases.config.replay.across_phases,
         )
-        self.learner.last_good = before.last_good
+        self.learner.last_good, self.learner.trained_by = before.last_good, before.trained_by
         frames, algorithm = self.learner.counters.frames, self.learner.phase.algorithm
         _log.info("From %s frames on: %s.", f"{frames:,}", algorithm)
         return True
