@@ -629,6 +629,40 @@ def test_help_may_be_cut_off() -> None:
     assert child.returncode == 0
 
 
+_WRITES = """
+import sys
+from impala.runtime import process
+process._STALLED_SECONDS = {seconds}
+process.outlive_readers(waits=False)
+for number in range(5000):
+    print(f"{{number:06}}", "." * 40, flush=True)
+    print("." * 40, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("made", [os.pipe, os.openpty])
+def test_a_run_outlives_a_terminal_that_was_stopped(made: Callable[[], tuple[int, int]]) -> None:
+    here, there = ends = made()
+    code = _WRITES.format(seconds=0.2)
+    try:
+        done = subprocess.run([sys.executable, "-c", code], stdout=there, stderr=there, timeout=60)
+        assert done.returncode == 0
+        assert os.read(here, 6) == b"000000"
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def test_who_reads_slowly_misses_nothing() -> None:
+    command = [sys.executable, "-c", _WRITES.format(seconds=60)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+        assert child.stdout is not None
+        time.sleep(2.0)  # it has filled the pipe
+        lines = child.stdout.read().splitlines()
+    assert child.returncode == 0
+    assert [int(line.split()[0]) for line in lines] == [*range(5000)]
+
+
 def test_without_tensorboard_its_flag_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

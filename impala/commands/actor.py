@@ -69,6 +69,7 @@ class Actor:
 
 def actor(command: Actor) -> int:
     """Runs one actor in this process, or several in their own."""
+    process.outlive_readers(waits=False)
     log_to_stderr(command.log_format)
     with plainly():
         last = command.num_actors - 1 if command.index is None else command.index

@@ -60,6 +60,7 @@ def _run(command: Learner) -> int:
     from impala.commands import preflight
     from learner import peer_config
 
+    process.outlive_readers(waits=False)
     log_to_stderr(command.log_format)
     addresses = peer_config.addresses(command.peers)
     peer = peer_config.number(addresses, command.peer)

@@ -71,6 +71,7 @@ def train(command: Train) -> int:
     """Trains until the run ends. Returns the exit status."""
     if command.print_config:
         return print_config(command)
+    process.outlive_readers(waits=False)
     log_to_stderr(command.log_format)
     if command.serial:
         return _train_here(command)

@@ -15,9 +15,11 @@ import os
 import pathlib
 import platform
 import resource
+import select
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, NoReturn, TextIO
 
@@ -33,6 +35,7 @@ _MALLOC_OPTIONS = {
     _M_TOP_PAD: 64 << 20,
 }
 
+_STALLED_SECONDS = 5.0  # for which a full terminal or pipe may hold up who writes to it
 _redirecting = threading.Lock()  # held by the thread that has redirected standard error
 _X86 = ("x86_64", "AMD64")
 _uses_bfloat16 = False
@@ -60,13 +63,17 @@ def allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def outlive_readers() -> None:
+def outlive_readers(*, waits: bool = True) -> None:
     """Drops what is written to standard output and error when it cannot be written.
 
     After a terminal was closed, a pipe's reader has ended or a disk is full, text is lost instead
     of the run ending without its checkpoint.
+
+    Args:
+      waits: without end for a stopped terminal or an unread pipe, such as a pager's. False: text is
+        lost after five seconds, until some is read.
     """
-    sys.stdout, sys.stderr = _outliving(sys.stdout), _outliving(sys.stderr)
+    sys.stdout, sys.stderr = _outliving(sys.stdout, waits), _outliving(sys.stderr, waits)
 
 
 def leave(status: int) -> NoReturn:
@@ -83,16 +90,23 @@ def leave(status: int) -> NoReturn:
 
 
 class _Outliving(io.FileIO):
-    """A file that drops what cannot be written."""
+    """A file that drops what cannot be written, or not soon."""
+
+    _is_stalled = False
 
     def write(self, data: Any) -> int:
-        written: int | None = None  # also where a stream that does not block is full
+        written: int | None = None
         with contextlib.suppress(OSError):
-            written = super().write(data)
+            end = time.monotonic() + (0.0 if self._is_stalled else _STALLED_SECONDS)
+            while (written := super().write(data)) is None and (left := end - time.monotonic()) > 0:
+                room = select.poll()
+                room.register(self, select.POLLOUT)
+                room.poll(1000.0 * left)  # others may take it first
+            self._is_stalled = written is None
         return len(memoryview(data).cast("B")) if written is None else written
 
 
-def _outliving(stream: TextIO) -> TextIO:
+def _outliving(stream: TextIO, waits: bool) -> TextIO:
     """Returns the stream on an `_Outliving`; unchanged if it is not a file, as in tests.
 
     What its encoding does not have is escaped.
@@ -100,8 +114,13 @@ def _outliving(stream: TextIO) -> TextIO:
     if type(stream) is not io.TextIOWrapper:
         return stream
     stream.flush()
+    number = stream.fileno()
+    if not waits and not os.path.isfile(f"/dev/fd/{number}"):  # a terminal or a pipe
+        with contextlib.suppress(OSError):  # a socket
+            # Opened anew, as other programs share the flags of what there was; it stays open.
+            number = os.open(f"/dev/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     return io.TextIOWrapper(
-        io.BufferedWriter(_Outliving(stream.fileno(), "w", closefd=False)),
+        io.BufferedWriter(_Outliving(number, "w", closefd=False)),
         encoding=stream.encoding,
         errors="backslashreplace" if stream.errors == "strict" else stream.errors,
         line_buffering=stream.line_buffering,
@@ -172,8 +191,14 @@ def _load_tensorflow(use_gpus: bool, is_guest: bool) -> None:
     well = False
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)
+        # Python's own may be another one (`outlive_readers`).
+        own = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), write_through=True)
         try:
-            with _without_garbage_collection(), _without_keras(is_guest):
+            with (
+                contextlib.redirect_stderr(own),
+                _without_garbage_collection(),
+                _without_keras(is_guest),
+            ):
                 if not use_gpus and not is_guest:
                     hide_gpus()
                 import tensorflow as tf
