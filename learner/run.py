@@ -20,7 +20,7 @@ from impala.logdir.checkpoint import Checkpoint, CheckpointError
 from impala.logdir.directory import LogDirectory, StorageError
 from impala.play import teachers
 from impala.runtime import process
-from impala.runtime.listen import is_local
+from impala.runtime.listen import from_anywhere, is_local
 from impala.runtime.security import ServerSecurity
 from impala.runtime.signals import EndRequest
 from learner import peer_config, shutdown
@@ -363,7 +363,7 @@ def train(run: Run, stop: EndRequest, closing: contextlib.ExitStack) -> str:
     if run.server is not None:
         address = run.server.start()
         closing.callback(run.server.stop, _GRACE_SECONDS)
-        state.directory.write("address", f"{address}\n")
+        state.directory.write("address", f"{from_anywhere(address)}\n")
         closing.callback((options.logdir / "address").unlink, missing_ok=True)
         _log.info("Serving %s on %s.", options.logdir, address)
         if not is_local(options.listen) and options.security.insecure:
@@ -500,14 +500,19 @@ def _demonstrations(
     """Returns what the run's first phase learns from; None if it does not, or has ended."""
     if not plan.phases.begin_with_demonstrations:
         return None
-    phase = 1
+    phase, updates = 1, 0
     if group.is_first and _resumes(options):
-        phase = plan.phases.number(checkpoint.load(options.logdir).counters)
-    if group.of_first(phase) > 1:
+        counters = checkpoint.load(options.logdir).counters
+        phase, updates = plan.phases.number(counters), counters.updates
+    phase, updates = group.of_first((phase, updates))
+    if phase > 1:
         return None
     share = peer_config.of_peer(config, group.index, group.count)
     try:
-        return open_demonstrations(share, plan.phases.agent, plan.spaces, Layout(plan.unroll_spec))
+        return open_demonstrations(
+            *(share, plan.phases.agent, plan.spaces, Layout(plan.unroll_spec)),
+            seed=[share.seed, updates],  # another order than that before a restart
+        )
     except ValueError as error:
         raise values.OptionError(str(error)) from error
 

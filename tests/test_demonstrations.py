@@ -30,13 +30,17 @@ from impala.config.schema import (
 from impala.config.values import OptionError
 from impala.environments import base, demonstrations
 from impala.environments.spaces import Spaces
+from impala.logdir import checkpoint
+from impala.logdir.checkpoint import Counters
 from impala.parts import build
 from impala.play import dataset
 from impala.play.player import Player
 from impala.testing.algorithms import AlgorithmConformance, loss_and_gradients
 from impala.types import EnvironmentFault, EnvironmentStep, StepType, TimeStep
+from learner import run
 from learner.data.demonstrations import Demonstrations, open_demonstrations
 from learner.data.rows import Layout
+from learner.update.peers import Peers
 
 Box, Discrete = gym.spaces.Box, gym.spaces.Discrete
 SPACES: Spaces = (Box(-5.0, 5.0, (2,), np.float32), Discrete(3))
@@ -214,7 +218,7 @@ def test_unrolls_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     spaces = space, Discrete(3)
     agent = build.agent(config.agent, *spaces)
     layout = Layout(build.unroll_spec(agent, *spaces, length))
-    made = open_demonstrations(config, agent, spaces, layout)
+    made = open_demonstrations(config, agent, spaces, layout, seed=[0])
     assert len(made._rows) == 3
     stream = demonstrations.stream(name, *demonstrations.load(name), spaces)
     unroll = layout.unroll(made._rows)
@@ -247,7 +251,7 @@ def test_actions_at_the_edge_of_a_box_are_moved_inside() -> None:
 
 def test_each_unroll_is_drawn_once_in_a_pass() -> None:
     rows = np.arange(5, dtype=np.uint8)[:, np.newaxis]
-    made, drawn = Demonstrations(rows, seed=3), np.zeros((4, 1), np.uint8)
+    made, drawn = Demonstrations(rows, seed=[3]), np.zeros((4, 1), np.uint8)
     seen = []
     for _ in range(5):
         made.draw(drawn)
@@ -255,6 +259,24 @@ def test_each_unroll_is_drawn_once_in_a_pass() -> None:
     passes = [seen[i : i + 5] for i in range(0, 20, 5)]
     assert all(sorted(one) == [0, 1, 2, 3, 4] for one in passes)
     assert len(set(map(tuple, passes))) > 1
+
+
+def test_a_restart_draws_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or else a learner that is stopped often would see the same first ones each time."""
+    seeds = []
+    monkeypatch.setattr(run, "Layout", lambda unroll_spec: None)
+    monkeypatch.setattr(run, "open_demonstrations", lambda *_, seed: seeds.append(seed))
+    for counters in (Counters(), Counters(updates=7)):
+        saved = types.SimpleNamespace(counters=counters)
+        monkeypatch.setattr(checkpoint, "load", lambda _, saved=saved: saved)
+        monkeypatch.setattr(checkpoint, "exists", lambda _: True)
+        phases = types.SimpleNamespace(
+            begin_with_demonstrations=True, number=lambda counters: 1, agent=None
+        )
+        plan: Any = types.SimpleNamespace(phases=phases, spaces=None, unroll_spec=())
+        options: Any = types.SimpleNamespace(fresh=False, logdir=None)
+        run._demonstrations(Config(seed=3), options, plan, Peers())
+    assert seeds == [[3, 0], [3, 7]]
 
 
 def test_what_is_infinite_is_refused_without_bounds() -> None:

@@ -26,8 +26,8 @@ from impala.logdir.checkpoint import Checkpoint
 from impala.parts import build
 from impala.schedule import phases, tasks
 from impala.types import Batch, StepType, Unroll
-from learner.data.mix import Origin, Prepared, Provenance
-from learner.data.replay import Replay
+from learner.data.mix import Prepared, Provenance
+from learner.data.replay import Origin, Replay
 from learner.data.rows import Layout
 from learner.fleet.accounts import Accounts
 from learner.fleet.records import RefusedOutput

@@ -356,7 +356,7 @@ def test_demonstrations_come_first_and_what_was_played_meanwhile_is_dropped() ->
     ingest = Ingest(capacity=100)
     for sequence, version in enumerate([0, 7, 2, 8], start=1):
         _put(ingest, [_made_with(version, _arrival(sequence, 2, 2 * sequence))])
-    demonstrations = Demonstrations(LAYOUT.rows(unrolls), seed=0)
+    demonstrations = Demonstrations(LAYOUT.rows(unrolls), seed=[0])
     mix = Mix(ingest, MixConfig(fresh=2), LAYOUT, demonstrations=demonstrations)
     try:
         # ... when batches of demonstrations are made until version 7, and then others ...

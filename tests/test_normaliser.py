@@ -150,6 +150,17 @@ def test_each_fresh_observation_counts_once_for_all_peers(scene: Scene) -> None:
     assert not script
 
 
+def test_a_batch_that_is_refused_does_not_count(scene: Scene) -> None:
+    before = statistics(scene)
+    prepared = scene.prepared()
+    assert prepared.batch is not None
+    prepared.batch.unroll.timestep.reward[:] = np.nan
+    scene.batches.ready = [prepared._replace(fresh=[(prepared.batch.unroll, slice(B))])]
+    scene.iterations(1, lambda iteration: None)
+    assert scene.training.learner.counters.updates == 0
+    assert_close(statistics(scene), before)
+
+
 def test_a_resumed_run_goes_on_with_its_statistics(scene: Scene) -> None:
     prepared = scene.prepared()
     assert prepared.batch is not None

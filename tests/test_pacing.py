@@ -75,6 +75,7 @@ class Play:
         self.batch: list[tuple[Key, int]] = []  # of whom, and with which parameters
         self.batches: list[list[tuple[Key, int]]] = []
         self.waiting: list[tuple[int, int, Key, int]] = []  # due, number, of whom, parameters
+        self.arriving: list[tuple[int, int, Key, int]] = []  # alike, still in the ingest
         self.came = 0
         self.lapsed = 0
 
@@ -132,9 +133,13 @@ class Play:
         for _ in range(admitted.unrolls):
             self.came += 1
             item = (admitted.due, self.came, player.key, player.now.learned)
-            heapq.heappush(self.waiting, item)
+            self.arriving.append(item)
 
     def _take(self) -> None:
+        while self.arriving and self.random.random() < 0.5:
+            item = self.arriving.pop(0)
+            heapq.heappush(self.waiting, item)
+            self.pacing.fetched(item[0], 1)
         if self.made - self.learned >= self.ahead or not self.waiting:
             return
         due, _, key, learned = self.waiting[0]
@@ -178,7 +183,8 @@ def test_under_a_budget_nothing_lapses_or_is_older(lag: int, seed: int) -> None:
     assert max(map(max, _lags(play))) == lag  # which is used
     # What is played is learned from, or under way.
     learned = Counter(key[0] for batch in play.batches for key, _ in batch)
-    waiting = Counter(key[0] for *_, key, _ in play.waiting) + Counter(k[0] for k, _ in play.batch)
+    there = [key for *_, key, _ in (*play.arriving, *play.waiting)]
+    waiting = Counter(name for name, _ in (*there, *(key for key, _ in play.batch)))
     rounds = {player.key[0]: player.unrolls * player.round for player in players}
     for player in players:
         name = player.key[0]
@@ -443,7 +449,13 @@ class Caller:
         self.round += reply.HasField("permit")
         return reply
 
-    def send(self, reply: pb.GetParametersReply, unrolls: int = 4, **kw: Any) -> pb.Receipt:
+    def send(
+        self,
+        reply: pb.GetParametersReply,
+        unrolls: int = 4,
+        submit: Any = None,
+        **kw: Any,
+    ) -> pb.Receipt:
         self.sequence += 1
         message = messages.message(
             self.sequence,
@@ -456,7 +468,7 @@ class Caller:
                 **kw,
             },
         )
-        return asyncio.run(self.service.submit(message))
+        return asyncio.run((submit or self.service.submit)(message))
 
 
 @pytest.mark.parametrize("lag", [0, 2])
@@ -518,6 +530,31 @@ def test_an_actor_that_waits_for_its_turn_is_active(monkeypatch: pytest.MonkeyPa
         assert roster.actors() == (0, 1)  # silent
         assert not caller.ask(8).HasField("permit")
         assert roster.actors() == (1, 0)
+    finally:
+        learner.mix.close()
+
+
+def test_the_late_end_of_a_broken_stream_lapses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given an actor whose network broke, and which is back before the learner notices."""
+    learner = Learner(1, exact=False)
+    try:
+        caller = Caller(learner.service, "a")
+        with contextlib.ExitStack() as old:
+            broken = old.enter_context(learner.service.stream())
+            caller.send(caller.ask(), submit=broken)
+            with learner.service.stream() as new:
+                caller.send(caller.ask(), submit=new)
+                learner.learn()
+                assert caller.ask().HasField("permit") and learner.pacing.making == 4
+                now = time.monotonic()
+                old.close()
+                monkeypatch.setattr(learner.pacing, "_clock", lambda: now + LEFT_SECONDS + 1.0)
+                learner.pacing.expire()
+                assert learner.pacing.making == 4
+            learner.pacing.expire()
+            monkeypatch.setattr(learner.pacing, "_clock", lambda: now + 2 * LEFT_SECONDS + 2.0)
+            learner.pacing.expire()
+            assert learner.pacing.making == 0  # its last stream has ended
     finally:
         learner.mix.close()
 

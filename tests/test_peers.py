@@ -98,7 +98,7 @@ def test_which_phase_a_run_is_in_is_told_by_the_first_peer_alone(tmp_path: pathl
     saved = checkpoint.save(tmp_path, made, keep=2)
     (saved / "variables.npz").write_bytes(b"damaged")
     phases: Any = SimpleNamespace(begin_with_demonstrations=True)
-    group: Any = SimpleNamespace(is_first=False, of_first=lambda phase: 2)
+    group: Any = SimpleNamespace(is_first=False, of_first=lambda own: (2, 5))
     options = run.Options(logdir=tmp_path, listen="127.0.0.1:0")
     plan: Any = SimpleNamespace(phases=phases)
     assert run._demonstrations(CATCH, options, plan, group) is None

@@ -149,6 +149,7 @@ def test_removed_records_are_never_drawn_even_after_a_crash(
     before = messages.held(replay).tolist()
     (poison,) = replay.sample(LAYOUT.empty(1))
     # ... when it is removed, which some that are long gone do not prevent ...
+    assert poison.number is not None
     assert replay.remove([poison.number, poison.number, 10_000]) == 1
     assert replay.remove([poison.number]) == 0
     left = [number for number in before if number != poison.number]

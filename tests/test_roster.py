@@ -83,9 +83,9 @@ def test_an_actor_has_left_when_its_last_stream_ends() -> None:
     assert roster.actors() == (1, 0)  # it plays its first unroll
     for _ in range(2):  # the network broke, and the first stream has not noticed yet
         roster.began("a")
-    roster.ended("a")
+    assert not roster.ended("a")
     assert roster.actors() == (1, 0)
-    roster.ended("a")
+    assert roster.ended("a")
     assert roster.actors() == (0, 1)
     roster.ended("a")  # one too many changes nothing
     roster.joined("a", "actor")

@@ -133,7 +133,7 @@ def test_a_program_may_ask_for_the_end() -> None:
     request = EndRequest(asked=asked)
     assert not request.is_set()
     asked.set()
-    assert request.is_set() and request.cause == "asked to"
+    assert request.is_set() and request.cause == "asked to stop"
 
 
 def test_nohup_stays_in_force() -> None:

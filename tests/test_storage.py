@@ -139,6 +139,17 @@ def test_damage_that_is_found_in_a_commit(directory: LogDirectory, goes_on: bool
     replay.close()
 
 
+def test_no_number_is_given_twice_for_damage(directory: LogDirectory) -> None:
+    store = Disk(directory.replay, "test", lambda: directory.move_replay_aside("damaged"))
+    replay = test_replay.make(store, capacity=COUNT)
+    replay.add(test_replay.rows(COUNT, COUNT), "honest")
+    added = replay.contents().added
+    _sql(replay, "DROP TABLE heads")
+    replay.commit()
+    assert len(replay) == 0 and replay.add(test_replay.rows(0, 1), "honest") == added
+    replay.close()
+
+
 def test_no_flipped_bit_is_drawn(directory: LogDirectory) -> None:
     """In pages of every kind; what is not in use may change without anybody noticing."""
     path = directory.replay / "replay.sqlite"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import services
 
+from impala.runtime import supervisor as supervisor_module
 from impala.runtime.backoff import Backoff
 from impala.runtime.signals import INSIST_SECONDS
 from impala.runtime.supervisor import Exit, Program, Supervisor
@@ -80,6 +81,26 @@ def test_a_program_that_keeps_failing_stays_down() -> None:
         exits = list(supervisor.watch())
 
     assert [end.restart_seconds for end in exits] == [0.01, 0.02, None]
+
+
+def test_a_program_that_cannot_be_started_now_is_started_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where a limit of processes is reached, which says nothing about the others."""
+    make, failures = supervisor_module._popen, iter([BlockingIOError(11, "no more processes")])
+
+    def popen(program: Program) -> "subprocess.Popen[bytes]":
+        if program.name == "second":
+            for failure in failures:
+                raise failure
+        return make(program)
+
+    monkeypatch.setattr(supervisor_module, "_popen", popen)
+    with Supervisor(backoff=Backoff(0.01, 30.0)) as supervisor:
+        for name in ("first", "second"):
+            supervisor.start(Program(name, _python(""), restart=True))
+        exits = {end.name: end for end in supervisor.watch()}
+    assert exits == {name: Exit(name, 0, None) for name in ("first", "second")}
 
 
 def test_a_program_waits_for_the_path_it_needs(tmp_path: pathlib.Path) -> None:

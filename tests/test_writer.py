@@ -19,7 +19,7 @@ from impala.config import values
 from impala.config.schema import Config, EnvironmentConfig, TelemetryConfig
 from impala.logdir import json_lines, rows
 from impala.logdir.checkpoint import Counters
-from impala.parts import sections
+from impala.parts import build, sections
 from impala.types import Episode
 from learner.evaluation.evaluations import Evaluations
 from learner.evaluation.evaluators import EvaluationReport
@@ -294,6 +294,26 @@ def test_a_sink_that_cannot_be_opened_is_refused_in_one_line(tmp_path: pathlib.P
         custom_sinks.make(board_config(""), tmp_path)
     assert str(refused.value).startswith("The sink test_writer:Board cannot be opened: ValueError")
     assert "group is empty" in str(refused.value) and "test_writer.py:" in str(refused.value)
+
+
+def test_when_a_sink_cannot_be_opened_the_others_are_closed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, make, closed = board_config("lag"), build.part, []
+    config = dataclasses.replace(
+        config, telemetry=TelemetryConfig(sinks=("test_writer:Board",) * 2)
+    )
+
+    def close(board: Board) -> None:
+        closed.append(board)
+        board._file.close()
+
+    monkeypatch.setattr(Board, "close", close)
+    parts = iter([make, lambda *_: (lambda *_: 1 / 0, None)])
+    monkeypatch.setattr(build, "part", lambda *given: next(parts)(*given))
+    with pytest.raises(values.OptionError, match="ZeroDivisionError"):
+        custom_sinks.make(config, tmp_path)
+    assert len(closed) == 1
 
 
 # Files.

@@ -144,8 +144,8 @@ def train(
 
             ended = here.run(command, is_guest=True, asked=stop)
         else:
-            request = EndRequest(passes_on=True)
-            supervisor = Supervisor(grace_seconds=GRACE_SECONDS, request=request, asked=stop)
+            request = EndRequest(passes_on=True, asked=stop)
+            supervisor = Supervisor(grace_seconds=GRACE_SECONDS, request=request)
             ended = run(command, supervisor, output)
     if ended.status not in (0, STOPPED):
         said = "".join(f"\n  {line}" for line in last) if "learner" in ended.why else ""

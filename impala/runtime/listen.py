@@ -4,6 +4,7 @@ Everything that listens is checked here before anything is bound, because gRPC a
 (modulo 65536) and names of services for ports.
 """
 
+import errno
 import ipaddress
 import os
 import re
@@ -83,22 +84,37 @@ def check_free(what: str, listen: str | None) -> None:
 
     Args:
       what: the service at this address, for error messages.
-      listen: HOST:PORT; unix:PATH and None are not checked.
+      listen: HOST:PORT, or unix:PATH, where another process may be listening; None is not checked.
 
     Raises:
       OSError: the address cannot be bound; the message explains why.
     """
-    if listen is None or socket_path(listen) is not None:
+    if listen is None:
         return
+    path = socket_path(listen)
     deadline = time.monotonic() + _LINGER_SECONDS
     while True:
         try:
-            bind(what, listen).close()
+            if path is None:
+                bind(what, listen).close()
+            else:
+                _check_unused(what, path)
             return
         except OSError:
             if time.monotonic() >= deadline:
                 raise
         time.sleep(0.1)
+
+
+def _check_unused(what: str, path: str) -> None:
+    """Checks that nobody listens on a socket, whose file would be replaced."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.setblocking(False)
+        if caller.connect_ex(path) in (0, errno.EAGAIN):  # EAGAIN: with many callers
+            raise OSError(
+                f"{what} cannot be served on 'unix:{path}': another process listens there. Choose "
+                "another path, or end that process."
+            )
 
 
 def check_dialled(address: str) -> None:
@@ -147,6 +163,14 @@ def socket_path(listen: str) -> str | None:
             "are possible: choose another one."
         )
     return path
+
+
+def from_anywhere(address: str) -> str:
+    """Returns an address for who may have another working directory, if a socket can have it."""
+    if (path := socket_path(address)) is None:
+        return address
+    whole = os.path.abspath(path)
+    return f"unix:{whole}" if len(os.fsencode(whole)) <= _MAX_SOCKET_PATH else address
 
 
 def temporary_directory() -> str:

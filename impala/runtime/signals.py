@@ -105,7 +105,7 @@ class EndRequest:
     def cause(self) -> str:
         """Returns what was received, in words for the log."""
         if self.received is None:
-            return "asked to" if self._asked.is_set() else "no signal received"
+            return "asked to stop" if self._asked.is_set() else "no signal received"
         return f"{self.received.name} received"
 
     def __enter__(self) -> Self:

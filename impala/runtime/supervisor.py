@@ -81,7 +81,6 @@ class Supervisor:
         backoff: Backoff = _BACKOFF,
         max_failures: int = MOST_FAILURES,
         request: EndRequest | None = None,
-        asked: threading.Event | None = None,
     ):
         """Starts nothing yet.
 
@@ -91,7 +90,6 @@ class Supervisor:
             healthy, which resets the count of consecutive failures.
           max_failures: consecutive failures after which a program is not restarted.
           request: receives the signals; None: a new one without handlers of its own.
-          asked: when set, `stop()` is called.
         """
         self._grace_seconds = grace_seconds
         self._backoff = backoff
@@ -99,7 +97,6 @@ class Supervisor:
         self._children: dict[str, _Child] = {}
         self._kill_at: float | None = None  # set while stopping
         self._request = request or EndRequest()
-        self._asked = asked
         self._hinted = False
         self.why = ""
         """Why it was stopped, in words: the first cause. Empty before."""
@@ -118,7 +115,11 @@ class Supervisor:
         child = _Child(program)
         child.start_at = time.monotonic() + delay_seconds
         self._children[program.name] = child
-        child.start_if_due()
+        try:
+            child.start_if_due()
+        except OSError:
+            if not program.restart:  # others `watch` tries again, and counts the failure
+                raise
 
     def watch(self, meanwhile: Callable[[], None] = lambda: None) -> Iterator[Exit]:
         """Yields each exit as it is noticed, until nothing runs and nothing is to be started.
@@ -204,15 +205,13 @@ class Supervisor:
 
     @property
     def interrupted(self) -> bool:
-        """Returns whether the end was requested, by a signal or by setting `asked`."""
-        return self._request.is_set() or (self._asked is not None and self._asked.is_set())
+        """Returns whether the end was requested."""
+        return self._request.is_set()
 
     def _obey_signals(self) -> None:
         request = self._request
         if request.is_set():
             self.stop(request.cause)
-        if self._asked is not None and self._asked.is_set():
-            self.stop("asked to stop")
         if request.is_interrupted and not self._hinted:
             self._hinted = True
             _log.info(

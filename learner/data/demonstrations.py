@@ -1,6 +1,7 @@
 """Demonstrations as rows of unrolls, from which batches are drawn."""
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import tree
@@ -28,7 +29,7 @@ class Demonstrations:
       seed: of the order.
     """
 
-    def __init__(self, rows: np.ndarray, seed: int) -> None:
+    def __init__(self, rows: np.ndarray, seed: Sequence[int]) -> None:
         self._rows = rows
         self._rng = np.random.default_rng(seed)
         self._order = np.zeros(0, np.int64)  # that is left of this pass
@@ -42,9 +43,16 @@ class Demonstrations:
 
 
 def open_demonstrations(
-    config: Config, agent: Agent, spaces: Spaces, layout: Layout
+    config: Config, agent: Agent, spaces: Spaces, layout: Layout, seed: Sequence[int]
 ) -> Demonstrations:
     """Returns the demonstrations that a configuration names.
+
+    Args:
+      config: the configuration.
+      agent: that learns from them.
+      spaces: that it was made for.
+      layout: of rows.
+      seed: of the order in which they are drawn.
 
     Raises:
       ValueError: they are not there, do not fit the agent, or take more memory than replay may.
@@ -71,7 +79,7 @@ def open_demonstrations(
     _log.info(
         "%s: %s episodes, %s steps.", name, f"{stream.num_episodes:,}", f"{stream.num_steps:,}"
     )
-    return Demonstrations(rows, config.seed)
+    return Demonstrations(rows, seed)
 
 
 def _unrolls(

@@ -5,7 +5,7 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from impala.types import Batch, StepType, Unroll
 from learner.data.demonstrations import Demonstrations
 from learner.data.ingest import Arrival, Ingest
 from learner.data.pacing import LAPSED, Pacing
-from learner.data.replay import Drawn, Replay
+from learner.data.replay import Origin, Replay
 from learner.data.rows import Layout, Placed
 
 _log = logging.getLogger(__name__)
@@ -47,13 +47,6 @@ class Provenance(NamedTuple):
 
 POLICY_LAG = "policy_lag"
 DEMONSTRATED = "demonstrated"  # why unrolls that waited for the end of demonstrations are dropped
-
-
-class Origin(NamedTuple):
-    """Where one unroll of a batch comes from."""
-
-    actor: str
-    number: int | None  # in replay, which may have evicted it; None without replay
 
 
 class Prepared(NamedTuple):
@@ -326,7 +319,7 @@ class Mix:
         if config.replayed:
             assert replay is not None
             try:
-                replayed = _origins(replay.sample(rows[filled:]))
+                replayed = replay.sample(rows[filled:])
             except LookupError:  # Replay was damaged, is empty now, and warms up again.
                 self._remember(fresh)
                 return _prepared(None, taken)
@@ -355,7 +348,7 @@ class Mix:
         assert self._replay is not None
         rows = self._layout.empty(self._config.batch_size)
         try:
-            origins = _origins(self._replay.sample(rows))
+            origins = self._replay.sample(rows)
         except LookupError:  # Replay was damaged, is empty now, and warms up again.
             self._more = 0
             return _prepared(None, [])
@@ -429,6 +422,8 @@ class Mix:
             chunk, rest = whole.split(middle - arrival.offset)
             if chunk.size:
                 heapq.heappush(self._waiting, (arrival.due, next(self._numbers), chunk))
+                if self._pacing is not None:
+                    self._pacing.fetched(arrival.due, chunk.size)
             if rest is not None:
                 lapsed = rest._replace(dropped=LAPSED)
                 heapq.heappush(self._waiting, (-1, next(self._numbers), lapsed))
@@ -470,10 +465,6 @@ class Mix:
                 numbers = itertools.count(self._replay.add(own, arrival.actor))
             origins += (Origin(arrival.actor, next(numbers)) for _ in range(chunk.size))
         return origins
-
-
-def _origins(drawn: Iterable[Drawn]) -> list[Origin]:
-    return [Origin(each.actor, each.number) for each in drawn]
 
 
 def _prepared(

@@ -109,6 +109,7 @@ class Pacing(abc.ABC):
         self._queued = 0  # unrolls that have come, and are in no batch yet
         self._open: dict[int, _Open] = {}  # by number
         self._making: collections.Counter[int] = collections.Counter()  # wanted of these, by due
+        self._arriving: collections.Counter[int] = collections.Counter()  # not fetched yet, by due
         self._actors: dict[Key, _Actor] = {}
         self._asking: dict[Key, _Asked] = {}  # in the order in which they asked
 
@@ -205,6 +206,7 @@ class Pacing(abc.ABC):
             self._making[found.permit.due] -= admitted
             found.missing -= unrolls
             self._queued += admitted
+            self._arriving[found.permit.due] += admitted
             if found.missing <= 0:
                 self._close(found)
                 self._deal()
@@ -230,6 +232,12 @@ class Pacing(abc.ABC):
         """Returns how many unrolls due with a batch may be taken for the one being made."""
         with self._lock:
             return self._most(due)
+
+    def fetched(self, due: int, unrolls: int) -> None:
+        """Takes note of unrolls that have come and are among those that batches are made of."""
+        with self._lock:
+            self._arriving[due] -= unrolls
+            self._arriving = +self._arriving  # without zeros
 
     def taken(self, unrolls: int) -> None:
         """Takes note of unrolls that have gone into the batch being made."""
@@ -328,10 +336,11 @@ class Budget(Pacing):
             )
 
     def _most(self, due: int) -> int:
-        """Leaves room, in the batches up to theirs, for those due earlier that have not come."""
+        """Leaves room, in the batches up to theirs, for those due earlier that are not there."""
         most, earlier = self._room, 0
-        for before in sorted(each for each, n in self._making.items() if n and each < due):
-            earlier += self._making[before]
+        missing = self._making + self._arriving  # without zeros
+        for before in sorted(each for each in missing if each < due):
+            earlier += missing[before]
             room = self._room + (before - self._batch) * self._fresh
             most = min(most, room - earlier)
         return most

@@ -14,7 +14,7 @@ import heapq
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Literal, NamedTuple
 
@@ -44,11 +44,11 @@ class Contents(NamedTuple):
     share_of_history: float  # held / added; 0 if nothing was added
 
 
-class Drawn(NamedTuple):
-    """Number and actor of a drawn unroll."""
+class Origin(NamedTuple):
+    """Where one unroll of a batch comes from."""
 
-    number: int  # how many were added before it
-    actor: str  # its sender
+    actor: str
+    number: int | None  # in replay, which may have evicted it; None without replay
 
 
 @dataclasses.dataclass(slots=True)
@@ -149,7 +149,7 @@ class Replay:
                 self._begin_commit()
             return first
 
-    def sample(self, rows: np.ndarray) -> Sequence[Drawn]:
+    def sample(self, rows: np.ndarray) -> list[Origin]:
         """Writes unrolls into rows, uint8 [N, row_bytes].
 
         They are drawn uniformly, without replacement if there are enough.
@@ -182,7 +182,7 @@ class Replay:
             else:
                 # "clip": "raise" would copy everything twice.
                 np.take(self._rows, slots, axis=0, out=rows, mode="clip")
-            return [Drawn(n, held.actor) for n, held in zip(numbers, drawn, strict=True)]
+            return [Origin(held.actor, n) for n, held in zip(numbers, drawn, strict=True)]
 
     def remove(self, numbers: Iterable[int]) -> int:
         """Removes unrolls permanently, and commits.
@@ -296,7 +296,7 @@ class Replay:
         if self._writing is not None:
             wait([self._writing])
             self._writing = None
-        self._disk.start_over(damage)
+        self._disk.start_over(damage, self._state.added)
         self._load()
 
     def _hold_new(self, frames: int, actor: str) -> _Held | None:

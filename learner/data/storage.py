@@ -168,8 +168,12 @@ class Disk:
             self._put_meta("state", json.dumps(state._asdict()))
         self._state = state
 
-    def start_over(self, damage: DamagedError) -> None:
-        """Empties the disk; its numbers continue from `state()`.
+    def start_over(self, damage: DamagedError, added: int = 0) -> None:
+        """Empties the disk; its numbers continue from `state()` or `added`.
+
+        Args:
+          damage: why.
+          added: how many records were numbered, with those that are not committed.
 
         Raises:
           DamagedError: `damage`, if starting over is not allowed.
@@ -180,7 +184,7 @@ class Disk:
         self.close()
         with self._examining():
             self._move_aside()
-        self._open(State(added=max(self._counted, self._state.added)))
+        self._open(State(added=max(self._counted, self._state.added, added)))
 
     def close(self) -> None:
         """Closes the database. Uncommitted changes are lost."""

@@ -71,6 +71,9 @@ class _Entry:
         default_factory=lambda: collections.deque(maxlen=_MESSAGES)
     )  # seconds in environments in a message, and in how many steps
 
+    def is_active(self, now: float) -> bool:
+        return now - self.seen <= _SILENT_SECONDS and not self.left
+
     def recent_return(self) -> float | None:
         return sum(self.returns) / len(self.returns) if self.returns else None
 
@@ -153,12 +156,14 @@ class Roster:
             if (entry := self._entries.get(name)) is not None:
                 entry.streams += 1
 
-    def ended(self, name: str) -> None:
-        """Notes the end of a stream: an actor without another one has left."""
+    def ended(self, name: str) -> bool:
+        """Notes the end of a stream. Returns whether it was the actor's last: it has left."""
         with self._lock:
-            if (entry := self._entries.get(name)) is not None:
-                entry.streams = max(0, entry.streams - 1)
-                entry.left = not entry.streams
+            if (entry := self._entries.get(name)) is None:
+                return True
+            entry.streams = max(0, entry.streams - 1)
+            entry.left = not entry.streams
+            return entry.left
 
     def has_joined(self, name: str) -> bool:
         """Returns whether a member has joined this learner."""
@@ -202,7 +207,7 @@ class Roster:
                     *(name, entry.role, entry.joins, entry.unrolls, entry.frames),
                     *(entry.frames_per_second(now), entry.parameter_version),
                     now - entry.seen,
-                    now - entry.seen <= _SILENT_SECONDS and not entry.left,
+                    entry.is_active(now),
                     *(entry.rejected, entry.last_rejection),
                     entry.environment_faults,
                     *(entry.last_fault, entry.version),
@@ -214,7 +219,10 @@ class Roster:
 
     def actors(self) -> tuple[int, int]:
         """Returns the numbers of active and of silent actors."""
-        active = [member.active for member in self.members() if member.role == "actor"]
+        with self._lock:
+            now = self._clock()
+            self._forget(now)
+            active = [x.is_active(now) for x in self._entries.values() if x.role == "actor"]
         return sum(active), len(active) - sum(active)
 
     def _seen(self, name: str, role: Role) -> _Entry:

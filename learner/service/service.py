@@ -354,8 +354,8 @@ class LearnerService:
             yield submit
         finally:
             if sender is not None:
-                self._records.roster.ended(sender[0])
-                if self._pacing is not None:
+                has_left = self._records.roster.ended(sender[0])
+                if has_left and self._pacing is not None:
                     self._pacing.left(sender)
 
     def refused(self, actor: str, why: str) -> None:

@@ -1,5 +1,6 @@
 """Custom sinks: makes those that the configuration names."""
 
+import contextlib
 import pathlib
 
 from impala.config import values
@@ -26,6 +27,9 @@ def make(config: Config, logdir: pathlib.Path) -> list[Sink]:
         try:
             made.append(component(logdir, settings))
         except Exception as error:
+            for sink in made:
+                with contextlib.suppress(Exception):  # the first error counts
+                    sink.close()
             raise values.OptionError(
                 f"The sink {name} cannot be opened: {described(error)}."
             ) from error

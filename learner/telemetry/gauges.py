@@ -71,8 +71,9 @@ class Gauges:
             **{f"messages/rejected/{reason}": n for reason, n in totals.rejected.items()},
             **{f"messages/violations/{kind}": n for kind, n in records.violations.totals().items()},
         }
-        actors = [each for each in records.roster.members() if each.role == "actor" and each.active]
-        for actor in actors if len(actors) <= _MOST_WORKERS else ():
+        for actor in records.roster.members() if active <= _MOST_WORKERS else ():
+            if actor.role != "actor" or not actor.active:
+                continue
             found[f"worker/{actor.name}/frames_per_second"] = actor.frames_per_second
             if actor.recent_return is not None:
                 found[f"worker/{actor.name}/return_recent"] = actor.recent_return

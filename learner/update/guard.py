@@ -273,6 +273,7 @@ def _account(prepared: Prepared, culprits: set[int], learned: bool) -> Prepared:
         frames=prepared.frames - int(batch.unroll.frames[lost].sum()),
         steps=prepared.steps - int((step_type[1:, lost] != StepType.FIRST).sum()),
         episodes=prepared.episodes - int((step_type[1:, lost] == StepType.LAST).sum()),
+        fresh=prepared.fresh if learned else (),
     )
 
 
