@@ -43,7 +43,7 @@ from callers import (
     write,
 )
 from google.protobuf.message import DecodeError
-from http2 import DATA, END_STREAM, HEADERS, PING, Raw, connect, framed
+from http2 import DATA, HEADERS, PING, Raw, connect, framed
 from services import WAIT
 
 from impala.types import Parameters
@@ -282,17 +282,6 @@ def test_what_cannot_be_read_is_said_to_be_so_and_fills_no_log(
             seen = status(functools.partial(list, replies))
             assert seen == "INVALID_ARGUMENT", method
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
-
-
-def test_a_deaf_watcher_does_not_keep_the_learner_from_ending() -> None:
-    with Learner() as learner, Raw(learner.address, window=0) as raw:
-        stream = raw.call("/grpc.health.v1.Health/Watch")
-        raw.say(stream, framed(b""), END_STREAM)
-        raw.hear(HEADERS, stream)  # its first answer cannot go out
-        stopping = threading.Thread(target=learner.server.stop, args=(0.0,), daemon=True)
-        stopping.start()
-        stopping.join(WAIT)
-        assert not stopping.is_alive()
 
 
 # Fuzzing.

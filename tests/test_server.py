@@ -1,7 +1,9 @@
 """The gRPC server: addresses, back-pressure, health, and an end without losses."""
 
 import pathlib
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -12,6 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services import WAIT
 
+from impala.runtime import listen
 from impala.types import Parameters
 from learner.data.ingest import Arrival, Ingest
 from learner.fleet.accounts import Accounts
@@ -183,30 +186,30 @@ def _health(served: _Served, name: str) -> str:
     return health_pb2.HealthCheckResponse.ServingStatus.Name(status)
 
 
+def _until_health(served: _Served, name: str, wanted: str) -> None:
+    deadline = time.monotonic() + WAIT
+    while (seen := _health(served, name)) != wanted:
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.1)
+
+
 def test_a_learner_that_hangs_is_no_longer_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_LOOK_SECONDS", 0.05)
     with _Served(messages.service()) as served:
-        asked = health_pb2.HealthCheckRequest(service=server.LIVENESS)
-        watch = health_pb2_grpc.HealthStub(served.channel).Watch(asked, timeout=WAIT)
-        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        assert _health(served, server.LIVENESS) == "SERVING"
         monkeypatch.setattr(server, "_HANGS_SECONDS", 0.5)
-        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        _until_health(served, server.LIVENESS, "NOT_SERVING")
         assert _health(served, SERVICE_NAME) == "SERVING"
         served.server._checked -= 3600.0
         monkeypatch.setattr(server, "_HANGS_SECONDS", 600.0)
         served.server.check()
-        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        _until_health(served, server.LIVENESS, "SERVING")
 
 
-def test_it_is_healthy_while_it_serves_and_says_so_when_it_stops() -> None:
+def test_it_is_healthy_while_it_serves() -> None:
     with _Served(messages.service()) as served:
         assert [_health(served, name) for name in ("", SERVICE_NAME)] == ["SERVING", "SERVING"]
-        watch = health_pb2_grpc.HealthStub(served.channel).Watch(
-            health_pb2.HealthCheckRequest(service=SERVICE_NAME), timeout=WAIT
-        )
-        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         served.server.stop(grace=1.0)
-        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
         served.server.check()  # it was stopped: nothing is wrong
 
 
@@ -242,6 +245,25 @@ def test_an_address_that_cannot_be_had_is_named(tmp_path: pathlib.Path) -> None:
             second.start()
     with pytest.raises(OSError, match="at most 107"):
         Server(messages.service(), f"unix:{tmp_path}/{'x' * 120}").start()
+
+
+def test_a_socket_is_not_taken_from_who_listens_there(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = Server(messages.service(), "unix:socket")
+    address = first.start()
+    try:
+        assert listen.from_anywhere(address) == f"unix:{tmp_path}/socket"
+        monkeypatch.setattr(listen, "_LINGER_SECONDS", 0.0)
+        with pytest.raises(OSError, match="'unix:socket': another process listens there"):
+            listen.check_free("The learner", "unix:socket")
+    finally:
+        first.stop(0.0)
+    listen.check_free("The learner", "unix:socket")
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind("socket")  # leaves its file behind
+    listen.check_free("The learner", "unix:socket")
 
 
 def test_a_server_that_dies_is_reported_to_its_owner() -> None:

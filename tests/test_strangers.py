@@ -1,6 +1,5 @@
 """What callers without credentials can reach, and how little of it they can use up."""
 
-import functools
 import multiprocessing
 import re
 import resource
@@ -10,15 +9,13 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from multiprocessing.connection import Connection
-from typing import Any
 
 import grpc
 import messages
 import prometheus_client as prometheus
 import pytest
 import services
-from callers import OK, Actor, Learner, serving, status
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from callers import OK, Actor, serving, status
 from http2 import connect
 from services import WAIT
 
@@ -28,7 +25,6 @@ from impala.runtime.credentials import SecurityError
 from impala.runtime.exporter import Exporter
 from impala.runtime.security import ClientSecurity, ServerSecurity
 from learner.fleet import rates
-from learner.service import probes
 from learner.service import server as server_module
 from learner.service.server import Server
 from protos.impala.v1 import learner_pb2 as pb
@@ -138,28 +134,7 @@ def test_scrapes_go_on_beside_silent_connections(
         assert all(each.recv(1) == b"" for each in silent)  # each is closed in the end
 
 
-# Health.
-
-
-def _watch(channel: grpc.Channel, timeout: float = WAIT) -> Any:
-    """Returns a call that is an iterator of responses."""
-    stub = health_pb2_grpc.HealthStub(channel)
-    return stub.Watch(health_pb2.HealthCheckRequest(), timeout=timeout)
-
-
-def test_watches_are_few_and_checks_go_on() -> None:
-    with serving() as address, grpc.insecure_channel(address) as channel:
-        open_ones = [_watch(channel) for _ in range(probes._MAX_WATCHES_OF_HOST)]
-        for watch in open_ones:
-            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-        assert status(lambda: next(_watch(channel))) == "RESOURCE_EXHAUSTED"
-        check = health_pb2_grpc.HealthStub(channel).Check
-        assert status(lambda: check(health_pb2.HealthCheckRequest(), timeout=WAIT)) == OK
-        open_ones.pop().cancel()  # and there is room for another one
-        for _ in range(1000):
-            if (seen := status(lambda: next(_watch(channel)))) == OK:
-                break
-        assert seen == OK
+# Hosts and their calls.
 
 
 def test_idle_hosts_are_forgotten_and_busy_ones_are_not(
@@ -174,31 +149,6 @@ def test_idle_hosts_are_forgotten_and_busy_ones_are_not(
     for i in range(20):
         assert [slow.take(f"host-{i}") for _ in range(3)] == [True, True, False]
     assert not slow.take("host-0")
-
-
-def test_a_watch_ends_and_may_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "_WATCH_SECONDS", 0.1)
-    with Learner() as learner, grpc.insecure_channel(learner.address) as channel:
-        for _ in range(probes._MAX_WATCHES_OF_HOST + 1):
-            assert status(lambda: list(_watch(channel))) == "UNAVAILABLE"
-
-
-def test_watches_do_not_use_up_the_health_port() -> None:
-    """Given as many watchers as can be, the kubelet's question is answered all the same."""
-    server = Server(messages.service(), "127.0.0.1:0", health_listen="127.0.0.1:0")
-    server.start()
-    try:
-        with grpc.insecure_channel(server.health_address) as channel:
-            watches = [_watch(channel) for _ in range(100)]
-            seen = [status(functools.partial(next, watch)) for watch in watches]
-            assert seen.count(OK) == probes._MAX_WATCHES_OF_HOST
-            check = health_pb2_grpc.HealthStub(channel).Check
-            assert check(health_pb2.HealthCheckRequest(), timeout=WAIT).status == 1
-    finally:
-        server.stop(0.0)
-
-
-# Hosts and their calls.
 
 
 def test_tokens_come_back_at_their_rate() -> None:

@@ -30,13 +30,6 @@ _REQUEST_SECONDS = 10.0  # time limit for a new call to send its request
 _M = TypeVar("_M", bound=Message)
 
 
-class Stopping(Exception):
-    """The server stops while a stream waits."""
-
-    def __init__(self) -> None:
-        super().__init__("The learner is stopping: connect again later.")
-
-
 class TooSlow(Exception):
     """A caller holds something and does not go on."""
 
@@ -124,7 +117,7 @@ async def statuses(context: grpc.aio.ServicerContext, refused: Refused) -> Async
     except TimeoutError:
         why = f"Nothing came for {_REQUEST_SECONDS:.0f} seconds: send the request with the call."
         await refuse(grpc.StatusCode.DEADLINE_EXCEEDED, why, "request_timeout")
-    except (Unavailable, Stopping) as error:
+    except Unavailable as error:
         await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
     except Exception:
         _log.exception("A call from %s failed.", context.peer())

@@ -22,7 +22,7 @@ from impala.runtime import listen as addresses
 from impala.runtime.credentials import Revoked, Role
 from impala.runtime.security import Gate, ServerSecurity, Watched
 from learner.fleet.rates import Rate, host_of
-from learner.fleet.refusals import InvalidRequest
+from learner.fleet.refusals import InvalidRequest, Unavailable
 from learner.service import calls
 from learner.service.probes import Probes
 from learner.service.service import LearnerService
@@ -35,7 +35,7 @@ SERVICE_NAME = "impala.v1.Learner"
 LIVENESS = "alive"  # health service: SERVING while `Server.check` is called regularly
 
 _NO_SECURITY = ServerSecurity()
-_MAX_PROBES = 64  # at once, more than may watch
+_MAX_PROBES = 64  # at once
 _HANDSHAKE_SECONDS = 10.0  # for a new connection to speak HTTP/2...
 _IDLE_SECONDS = 60.0  # ...and to be without a call
 _PING_SECONDS = 10.0  # between the pings of a connection without data
@@ -377,7 +377,7 @@ class _Calls:
                 return await awaitable
         except TimeoutError:
             if waiting.expired():
-                raise calls.Stopping from None
+                raise Unavailable("The learner is stopping: connect again later.") from None
             raise
         finally:
             self._waiting.discard(waiting)
