@@ -29,7 +29,7 @@ from ledger import records
 from ledger.experiments import Experiment
 from ledger.records import Evaluation, Record
 
-LEARNING = ("impala/algorithms", "impala/agents", "learner/update", "learner/data")
+LEARNING = ("vtrace", "impala/algorithms", "impala/agents", "learner/update", "learner/data")
 """Where a change may change results."""
 _POINTS = 100  # of a recorded training curve
 _WAKE_SECONDS = 0.2

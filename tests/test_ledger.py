@@ -225,13 +225,14 @@ def _commit(root: pathlib.Path) -> str:
 
 
 def test_commits_that_change_learning_are_counted(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "learner/data").mkdir(parents=True)
-    (tmp_path / "learner/data/mix.py").write_text("1\n")
+    for path in ("learner/data/mix.py", "vtrace/vtrace.py"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text("1\n")
     first = _commit(tmp_path)
-    for path in ("learner/data/mix.py", "README.md"):
+    for path in ("learner/data/mix.py", "vtrace/vtrace.py", "README.md"):
         (tmp_path / path).write_text("2\n")
         _commit(tmp_path)
-    assert running.commits_since(tmp_path, first) == 1
+    assert running.commits_since(tmp_path, first) == 2
     assert running.commits_since(tmp_path, "0" * 40) is None
 
 

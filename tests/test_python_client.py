@@ -38,6 +38,18 @@ WAYS = ("executable", "learner")
 _UNROLLS = 200
 
 
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [("Catch", '{"shift": 1}'), ("Mine/Task-v1", "{}"), ("none-v0", "{}")],
+)
+def test_an_environment_that_it_does_not_have_is_refused(
+    name: str, kwargs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(HOME)
+    with pytest.raises(ValueError, match=f"The learner plays {name}"):
+        importlib.import_module("environments").make(name, kwargs)
+
+
 @contextlib.contextmanager
 def _client(learner: str, log: pathlib.Path, *arguments: object) -> Iterator[subprocess.Popen]:
     """Runs the actor; whatever happens, it is gone afterwards. It can import no TensorFlow."""

@@ -6,9 +6,12 @@ import pathlib
 import re
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from impala.analysis import report, runs
+from impala.analysis import curves, report, runs
+from impala.analysis.curves import Curve
 from impala.commands import main as cli
 from impala.config import values
 from impala.config.schema import Config
@@ -158,6 +161,16 @@ def test_settings_that_cannot_be_read_are_near_no_preset(tmp_path: pathlib.Path)
     (logdir / "config.yaml").write_text("seed: [")
     page = report.page(runs.grouped([runs.read(logdir)]), None)
     assert "its config.yaml cannot be read" in page and "unchanged" not in page
+
+
+def test_seeds_without_frames_in_common_are_drawn_by_themselves() -> None:
+    """Such as one that has just begun."""
+    long = Curve(np.array([1e3, 1e5]), np.array([0.0, 1.0]))
+    begun = Curve(np.array([900.0]), np.array([0.5]))
+    panel = Figure().subplots()
+    curves.draw(panel, {"run": [long, long, begun]}, curves.styles(["run"]))
+    drawn = [(np.asarray(line.get_xdata()).tolist(), line.get_marker()) for line in panel.lines]
+    assert drawn == [([1e3, 1e5], "")] * 2 + [([900.0], ".")]
 
 
 def test_two_runs_of_a_seed_are_not_averaged(tmp_path: pathlib.Path) -> None:

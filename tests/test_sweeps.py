@@ -20,12 +20,31 @@ from impala.commands import main
 from impala.config.schema import Config
 from impala.config.values import OptionError
 from impala.sweeps import description
+from impala.sweeps import results as sweep_results
 
 RATES = {"optimiser.learning_rate": {"log_uniform": [1e-5, 1e-2]}}
 
 
 def made(**changes: Any) -> dict[str, Any]:
     return {"preset": "catch", "trials": 4, "search": RATES} | changes
+
+
+def test_trials_that_fail_before_they_have_a_score_are_counted(tmp_path: pathlib.Path) -> None:
+    good = {
+        "trial_id": "a",
+        "done": True,
+        "is_whole": True,
+        "score": 1.0,
+        "frames": 9,
+        "copied": "",
+    }
+    grid: Any = [
+        SimpleNamespace(metrics=good | {"config": {"seed": 1}}, error=None),
+        SimpleNamespace(metrics={}, error=RuntimeError("crashed")),
+        SimpleNamespace(metrics=None, error=None),  # stopped before its first report
+    ]
+    (candidate,), lost = sweep_results.of(grid, tmp_path)
+    assert [trial.trial for trial in candidate.trials] == ["a"] and lost == 1
 
 
 # Files.

@@ -38,6 +38,13 @@ class Catch(gym.Env[np.ndarray, np.int64]):
 
 
 def make(id: str, kwargs: str) -> gym.Env:
-    """Returns an environment as `settings.tasks[].environment` names it."""
+    """Returns an environment as `settings.tasks[].environment` names it.
+
+    Raises:
+      ValueError: it cannot be made here.
+    """
     arguments = json.loads(kwargs)
-    return Catch(**arguments) if id == "Catch" else gym.make(id, **arguments)
+    try:
+        return Catch(**arguments) if id == "Catch" else gym.make(id, **arguments)
+    except (TypeError, ImportError, gym.error.Error) as error:
+        raise ValueError(f"The learner plays {id} {kwargs}, which fails here: {error}") from error

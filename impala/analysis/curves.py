@@ -57,7 +57,8 @@ def unit(over_seconds: Mapping[str, Curves]) -> tuple[str, float]:
 
 
 def draw(panel: Axes, groups: Curves, styles: Styles, scale: float = 1.0) -> None:
-    """Draws a curve of each group: that of its run, or the mean of several in a band.
+    """Draws a curve of each group: that of its run, or the mean of several in a band where they
+    have frames in common.
 
     Args:
       panel: to draw in.
@@ -78,7 +79,11 @@ def draw(panel: Axes, groups: Curves, styles: Styles, scale: float = 1.0) -> Non
             continue
         # Only over the frames of all seeds: otherwise the mean would jump where one ends.
         start, end = max(c.x[0] for c in curves), min(c.x[-1] for c in curves)
-        grid = np.linspace(start, max(start, end), _GRID)
+        if start >= end:  # there are none: each seed by itself
+            for x, y in curves:
+                panel.plot(x * scale, y, marker="." if len(x) == 1 else "", **drawn)
+            continue
+        grid = np.linspace(start, end, _GRID)
         all_seeds = np.array([np.interp(grid, curve.x, curve.y) for curve in curves])
         panel.plot(grid * scale, all_seeds.mean(axis=0), **drawn)
         if len(curves) > 1:

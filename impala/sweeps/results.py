@@ -59,13 +59,14 @@ class Candidate(NamedTuple):
         return sum(trial.score for trial in self.trials) / len(self.trials)
 
 
-def of(grid: tune.ResultGrid, output: pathlib.Path) -> list[Candidate]:
-    """Returns the results of a sweep's trials, the best first."""
-    found = []
+def of(grid: tune.ResultGrid, output: pathlib.Path) -> tuple[list[Candidate], int]:
+    """Returns the results of trials, the best first, and how many trials failed without one."""
+    found, lost = [], 0
     for each in map(grid.__getitem__, range(len(grid))):
         metrics = each.metrics or {}
-        if "frames" not in metrics:
-            continue  # it has not reported anything
+        if "frames" not in metrics:  # it has not reported anything
+            lost += each.error is not None
+            continue
         trial = metrics["trial_id"]
         if each.error is not None:
             status = "failed"
@@ -79,7 +80,7 @@ def of(grid: tune.ResultGrid, output: pathlib.Path) -> list[Candidate]:
                 *(metrics["copied"], trial_directory(output, trial)),
             )
         )
-    return ranked(found)
+    return ranked(found), lost
 
 
 def ranked(results: Sequence[Result]) -> list[Candidate]:

@@ -104,7 +104,9 @@ def run(
             grid = tuner.fit()
     finally:
         ray.shutdown()
-    found = results.of(grid, output)
+    found, lost = results.of(grid, output)
+    if lost:
+        show(f"{lost} of {len(grid)} trials failed without a score: no row of the table has them.")
     return found, not request.is_set()
 
 
