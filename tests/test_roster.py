@@ -95,6 +95,15 @@ def test_an_actor_has_left_when_its_last_stream_ends() -> None:
     assert [member.name for member in roster.members()] == ["a"]
 
 
+def test_actors_are_counted_without_what_they_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training loop asks, and of thousands of actors that took it most of a second."""
+    roster = Roster(_Clock())
+    for number in range(40):
+        roster.joined(str(number), "actor" if number else "evaluator")
+    monkeypatch.setattr(Roster, "members", None)
+    assert roster.actors() == (39, 0)
+
+
 def test_an_actors_return_is_of_its_last_hundred_episodes() -> None:
     roster = Roster(_Clock())
     for name in ("a", "b"):

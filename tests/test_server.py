@@ -19,6 +19,7 @@ from impala.types import Parameters
 from learner.data.ingest import Arrival, Ingest
 from learner.fleet.accounts import Accounts
 from learner.service import server
+from learner.service.probes import Probes
 from learner.service.server import SERVICE_NAME, Server
 from learner.service.service import LearnerService
 from protos.impala.v1 import learner_pb2 as pb
@@ -206,10 +207,20 @@ def test_a_learner_that_hangs_is_no_longer_alive(monkeypatch: pytest.MonkeyPatch
         _until_health(served, server.LIVENESS, "SERVING")
 
 
-def test_it_is_healthy_while_it_serves() -> None:
+def test_it_is_healthy_while_it_serves_and_says_so_when_it_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said, set_status = {}, Probes.set
+
+    def noted(probes: Probes, name: str, *, serving: bool) -> None:
+        said[name] = serving
+        set_status(probes, name, serving=serving)
+
+    monkeypatch.setattr(Probes, "set", noted)
     with _Served(messages.service()) as served:
         assert [_health(served, name) for name in ("", SERVICE_NAME)] == ["SERVING", "SERVING"]
         served.server.stop(grace=1.0)
+        assert not said[""] and not said[SERVICE_NAME]
         served.server.check()  # it was stopped: nothing is wrong
 
 

@@ -1,7 +1,7 @@
 """The gRPC health service, for probes and load balancers.
 
-It needs no credentials, so the rate of its calls is limited. It has no `Watch`: a watcher that does
-not read holds its place, and probes ask by `Check`.
+It needs no credentials, so the rate of its calls is limited. It has no `Watch`, which probes do not
+call and whose watchers would have to be limited too.
 """
 
 from typing import Any
