@@ -4,6 +4,7 @@ The caller joins, sends unrolls, and reads the newest parameters, which never wa
 One thread maintains the session (join, stream, receipts), another pulls parameters.
 """
 
+import logging
 import os
 import secrets
 import socket
@@ -22,6 +23,8 @@ from impala.types import ActorUnrolls, Parameters
 from protos.impala.v1 import learner_pb2 as pb
 
 RETRY_POLL_SECONDS = 0.05
+
+_log = logging.getLogger(__name__)
 
 
 def actor_name(index: int) -> str:
@@ -143,9 +146,8 @@ class LearnerClient(Connection):
 
     def _serve(self, connection: int) -> None:
         """Sends unrolls and receives receipts until the connection ends."""
-        stream = self._channel.stream_of_bytes(
-            self._messages(connection), metadata=self._channel.metadata()
-        )
+        shown = self._channel.metadata()
+        stream = self._channel.stream_of_bytes(self._messages(connection), metadata=shown)
         with self._lock:
             self._stream = stream
             self._changed()  # a pull may have ended the connection already
@@ -155,7 +157,10 @@ class LearnerClient(Connection):
                 if not self._goes_on(connection):
                     return
         except grpc.RpcError as error:
-            if error.code() != grpc.StatusCode.CANCELLED or self._goes_on(connection):
+            is_unknown = error.code() == grpc.StatusCode.UNAUTHENTICATED
+            if is_unknown and shown != self._channel.metadata():
+                _log.info("%s joins with the token that its file has now", self._session.name)
+            elif error.code() != grpc.StatusCode.CANCELLED or self._goes_on(connection):
                 raise
         finally:
             with self._lock:

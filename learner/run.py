@@ -8,7 +8,7 @@ import os
 import pathlib
 import secrets
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from impala.config import values
 from impala.config.schema import Config
@@ -94,6 +94,8 @@ class Options:
     """Exit status of a run that was stopped before its end."""
     own_actors: bool = False
     """All actors are the run's own: the run fails when one would be quarantined."""
+    own_evaluator: Literal["auto", "yes", "no"] = "auto"
+    """Whether an evaluator is started with the learner. auto: it is seen when one joins."""
     security: ServerSecurity = dataclasses.field(default_factory=ServerSecurity)
     """Which credentials callers need, and the server's own."""
     health_listen: str | None = None
@@ -245,7 +247,7 @@ def build_state(
         directory.move_kept_aside()
     records = Records.begin(config, own_actors=options.own_actors)
     resumed = resume(logdir, plan.phases, records.accounts, initial, group)
-    if options.empty_replay:
+    if options.empty_replay or resumed.is_new:  # a peer may have that of an earlier run
         directory.move_replay_aside()
     added, layout = resumed.replay_added, Layout(plan.unroll_spec)
     replay = open_replay(*(share, plan.unroll_spec, layout, directory, added, options.empty_replay))
@@ -268,7 +270,12 @@ def build_service(state: State, closing: contextlib.ExitStack) -> Run:
     pacing = make_pacing(share)
     # Unrolls with a permit always have room: none that is due waits behind others.
     ingest = Ingest(pacing.capacity if pacing else share.learner.queue_unrolls)
-    snapshots = Snapshots(len(plan.played), share.learner.snapshots)
+    keep = share.learner.snapshots
+    if options.play is not None:
+        keep = "never"  # there is no server that evaluators could join
+    elif keep == "auto" and options.own_evaluator != "auto":
+        keep = "always" if options.own_evaluator == "yes" else "never"
+    snapshots = Snapshots(len(plan.played), keep)
     inference = _inference(state, telemetry) if pacing is None else None
     told = terms(share, plan.phases.agent.variables, plan.unroll_spec, plan.played, plan.spaces)
     if options.play is not None:
@@ -403,20 +410,25 @@ def finish(run: Run, stop: EndRequest, ends_run: str) -> int:
     state, training, snapshots = run.state, run.training, run.snapshots
     finished = training.is_finished
     if finished:
-        run.service.finish()
+        run.ingest.close()  # whoever sends waits until the result is on disk
     elif run.server is not None:
         run.server.stop(_GRACE_SECONDS)
     run.mix.close()
     run.ingest.discard()
     state.records.accounts.drop_queued("run_finished" if finished else "learner_stop")
-    if training.settle():
+    if may_save := training.settle():
         run.publisher.publish(training.learner)  # the final parameters
         if finished:
             run.snapshot_maker.make_last(training.learner)
         run.best_and_milestones.consider(training.learner)
         run.checkpoints.save(training.learner)
     state.group.part()
+    if finished and not may_save:
+        run.reporter.end_row(training.learner.counters, is_last=True)
+        run.writer.drain()
+        return 1
     if finished:
+        run.service.finish()
         snapshots.end()
         shutdown.await_evaluations(snapshots, run.check, stop)
     run.best_and_milestones.keep_evaluated()
@@ -426,6 +438,8 @@ def finish(run: Run, stop: EndRequest, ends_run: str) -> int:
         done = training.learner.counters
         counts = f"{done.frames:,} frames, {done.updates:,} updates, {done.episodes:,} episodes"
         _log.info("Finished: %s in %s s.", counts, f"{done.seconds:,.0f}")
+        if not done.updates:
+            _log.warning("Nothing was learned: replay was still warming up (mix.warm_up_unrolls).")
         run.evaluations.log()
         # Actors of its own are all here; others may be starting.
         own, roster = state.options.own_actors, state.records.roster

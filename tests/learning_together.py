@@ -55,7 +55,9 @@ CASES = {
     "taught": _config(
         "catch",
         agent=AgentConfig(hidden_sizes=(8,)),
-        teacher=TeacherConfig(("teacher",), policy_cost=4.0, value_cost=2.0, kl_target=0.05),
+        teacher=TeacherConfig(
+            ("teacher",), policy_cost=4.0, value_cost=2.0, kl_target=0.05, anneal=0.0
+        ),
         optimiser=OptimiserConfig(learning_rate=0.01, clip_global_norm=20.0),
     ),
     "popart": _config(

@@ -113,9 +113,10 @@ def learner(
 ) -> "Any":  # a context manager of the process
     """`impala learner catch` that reports and saves often and never finishes by itself."""
     (logdir / "address").unlink(missing_ok=True)
+    length = () if "--tasks.frames" in arguments else ("--total-frames", 1_000_000_000)
     return impala(
         *("learner", "catch", "--logdir", logdir, "--listen", listen),
-        *("--total-frames", 1_000_000_000, "--learner.log-seconds", 0.3),
+        *(*length, "--learner.log-seconds", 0.3),
         *("--learner.checkpoint-seconds", 1.0),
         *arguments,
         log=logdir.with_suffix(".learner.log"),

@@ -154,6 +154,11 @@ def test_the_printed_configuration_feeds_back_in(
         ("learner catch --peers a:1,b:1 --peer 2", "This is peer 2, but there are 2 in --peers"),
         ("learner catch --peers a:1,b:1 --peer 0", "give --security.open-peers in a network"),
         ("learner catch --peers a:1,b:1,c:1 --peer 0", "mix.fresh is 32, which 3 peers cannot"),
+        ("train catch --tasks.environments Catch Catch", "names Catch twice"),
+        ('train catch --tasks.environments Catch{"rows"}', "behind Catch there is"),
+        ("train atari-multi --environment.id Catch", "which overrides it: leave it out, or change"),
+        ("train catch --phases critic:9 impala --algorithm sac", "phases is critic:9, impala, wh"),
+        ("train catch --phases critic:9 impala --sac.temperature 1", "or name sac in --phases"),
         ("train catch --render", "--render: Catch has no window"),
         ("actor --role evaluator --render", "--render is for actors, but --role is evaluator"),
         ("actor --role evaluator --num-envs 4", "--num-envs is for actors, but --role is eval"),
@@ -211,10 +216,11 @@ def test_whole_numbers_may_be_written_as_powers_of_ten(
 ) -> None:
     config = _printed_config(
         capsys,
-        *["train", "catch", "--total-frames", "1e6", "--seed", "2"],
+        *["train", "catch", "--replay.capacity-frames", "1e6", "--seed", "2"],
         *["--tasks.environments", "a", "b", "--tasks.frames", "1.5e3", "2_000"],
     )
-    assert (config.total_frames, config.seed, config.tasks.frames) == (1_000_000, 2, (1500, 2000))
+    assert (config.replay.capacity_frames, config.seed) == (1_000_000, 2)
+    assert config.tasks.frames == (1500, 2000)
     assert _run("train", "catch", "--total-frames", "1.5") == 2
     assert "total_frames is '1.5'; it must be a whole number" in capsys.readouterr().err
 
@@ -584,6 +590,7 @@ def test_videos_keep_their_colours_and_say_what_they_need(tmp_path: pathlib.Path
         ("bipedal-walker", True),
         ("pendulum --evaluate no", False),
         ("pendulum --learner.snapshots never", False),
+        ("catch --learner.snapshots always", True),
     ],
 )
 def test_a_run_that_says_how_often_to_evaluate_has_an_evaluator(

@@ -48,6 +48,7 @@ def _with(**changes: Any) -> Config:
         ({"agent": {"hidden_sizes": [8, 9]}}, "agent.hidden_sizes: 64, 64 -> 8, 9"),
         ({"objective": {"discount": 0.5}}, "objective.discount: 0.99 -> 0.5"),
         ({"optimiser": {"name": "rmsprop"}}, "optimiser.name: adam -> rmsprop"),
+        ({"optimiser": {"centred": True}}, "optimiser.centred: False -> True"),
     ],
 )
 def test_another_experiment_is_refused_with_the_ways_on(

@@ -344,3 +344,19 @@ def test_one_actor_is_revoked_while_the_rest_goes_on(
             _send(again)
         assert (served.member("bad-1").unrolls, served.member("good").unrolls) == (4, 2)
         assert (served.accounts.totals().received, served.accounts.totals().rejected) == (6, {})
+
+
+def test_an_actor_goes_on_when_its_token_is_replaced(tmp_path: pathlib.Path) -> None:
+    """Given the learner's file with both tokens, the actor's with the new, and the old one gone."""
+    old, new = "actor an-old-token-0123456789\n", "actor a-new-token-0123456789\n"
+    tokens, mine = tmp_path / "tokens", write(tmp_path / "mine", old.encode())
+    served = _Served(token_file=write(tokens, old.encode()))
+    with served, _actor(served, token_file=mine) as actor:
+        _send(actor)
+        for path, lines in ((tokens, old + new), (mine, new), (tokens, new)):
+            write(path, lines.encode())
+            time.sleep(0.02)  # files of another time are read again
+        _send(actor)
+        _send(actor)
+        member = served.member("a")
+        assert (member.joins, member.unrolls) == (2, 6)

@@ -1,5 +1,6 @@
 """The training loop and what consumes it, without actors or a server."""
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import tree
 from impala.config.schema import AgentConfig, Config, LearnerConfig, TasksConfig
 from impala.config.values import OptionError
 from impala.logdir import checkpoint
+from impala.logdir.checkpoint import Counters
+from impala.logdir.directory import LogDirectory, StorageError
 from impala.parts import build
 from impala.schedule import tasks
 from impala.types import Batch, Episode, StepType
@@ -21,7 +24,8 @@ from learner.data.replay import Origin
 from learner.evaluation.evaluators import EvaluationReport
 from learner.evaluation.snapshots import Snapshot
 from learner.fleet.records import Records
-from learner.plan import Plan
+from learner.plan import Plan, make_plan
+from learner.service.service import LearnerService
 from learner.update import devices
 from learner.update.checkpoints import Checkpoints, resume
 from learner.update.guard import Guard
@@ -233,6 +237,18 @@ def test_the_loop_reports_each_step_and_ends_with_the_run(scene: Scene) -> None:
     assert scene.iterations(9, consume) == []
 
 
+class Second(Peers):
+    """The second peer, of a first one with these counters."""
+
+    def __init__(self, counters: Counters) -> None:
+        super().__init__()
+        self.is_first = False
+        self.counters = counters
+
+    def of_first(self, own: Any) -> Any:
+        return self.counters if isinstance(own, Counters) else own
+
+
 class Scripted(Peers):
     """The first of two peers, of which the other says what it is told to."""
 
@@ -320,3 +336,57 @@ def test_doubtful_variables_are_not_saved_or_handed_on(
         # The next algorithm's variables are tried on what the one before has learned from.
         assert scene.training.learner.last_good is last_good
     assert len(scene.saved()) == 3
+
+
+@pytest.mark.parametrize("fails", ["", "save", "settle"])
+def test_actors_hear_of_the_end_once_the_result_is_on_disk(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Given a run at its last frame whose disk is full, or whose variables are in doubt."""
+    said: list[bool] = []
+    finish = LearnerService.finish
+
+    def note(service: LearnerService) -> None:
+        said.append(checkpoint.exists(tmp_path / "run"))
+        finish(service)
+
+    def train(made: run.Run, stop: object, closing: contextlib.ExitStack) -> str:
+        made.training.learner.count(
+            unrolls=1, frames=CONFIG.total_frames, steps=1, episodes=0, seconds=1.0
+        )
+        if made.server is not None:
+            made.server.start()
+            closing.callback(made.server.stop, 0.0)
+        if fails == "save":
+            monkeypatch.setattr(made.checkpoints, "save", _full)
+        if fails == "settle":
+            monkeypatch.setattr(made.training, "settle", lambda: False)
+        return ""
+
+    monkeypatch.setattr(LearnerService, "finish", note)
+    monkeypatch.setattr(run, "train", train)
+    monkeypatch.setattr(devices, "set_up", lambda config: None)  # TensorFlow has begun here
+    options = run.Options(logdir=tmp_path / "run", listen=f"unix:{tmp_path / 'socket'}")
+    assert run.run_learner(CONFIG, options) == (1 if fails else 0)
+    assert said == ([] if fails else [True])
+
+
+def _full(learner: object) -> None:
+    raise StorageError("no space left")
+
+
+def test_a_peer_of_a_new_run_keeps_no_replay_of_another(
+    scene: Scene, tmp_path: pathlib.Path
+) -> None:
+    """Given the checkpoint and replay of a run whose first peer has lost everything."""
+    scene.batches.ready = [scene.prepared()]
+    scene.iterations(1, scene.checkpoints.take)
+    scene.checkpoints.save(scene.training.learner)
+    with LogDirectory(scene.logdir) as directory, contextlib.ExitStack() as closing:
+        directory.replay.mkdir()
+        for first, is_kept in ((scene.training.learner.counters, True), (Counters(), False)):
+            group = Second(first)
+            options = run.Options(logdir=scene.logdir, listen="127.0.0.1:0")
+            plan = make_plan(CONFIG)
+            run.build_state(CONFIG, options, plan, group, directory, None, closing)
+            assert directory.replay.exists() == is_kept

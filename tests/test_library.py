@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import tree
 import yaml
 from gymnasium.utils.env_checker import check_env
 from half_trained import STORED, evaluated
@@ -25,6 +26,7 @@ from impala.config.schema import AgentConfig
 from impala.environments import base
 from impala.logdir import checkpoint
 from impala.parts import build
+from impala.play import policy as policy_module
 from impala.play.player import Player
 from impala.play.policy import Policy
 from impala.runtime import process
@@ -310,6 +312,7 @@ if role == ["learner"] and "STARTING" not in os.environ:
     logdir = pathlib.Path(next(word[9:] for word in words if word.startswith("--logdir=")))
     settings = pathlib.Path(words[words.index("--config") + 1]).read_text()
     (logdir / "settings.yaml").write_text(settings)
+    (logdir / "words").write_text(" ".join(words))
     row = {"frames": 900, "seconds": 1.0, "updates": 3, "episode/Catch/return_recent": 0.5}
     again = {"frames": 900, "seconds": 1.0, "updates": 3}  # as of a learner that had nothing to do
     (logdir / "metrics.jsonl").write_text(json.dumps(row) + "\\n" + json.dumps(again) + "\\n")
@@ -334,7 +337,7 @@ def test_training_takes_settings_and_tells_how_far_it_came(
 ) -> None:
     monkeypatch.setenv("FINISHES", "0")
     monkeypatch.setenv("IMPALA_OPTIMISER__EPSILON", "0.5")  # of the command line, not of Python
-    dotted: dict[str, Any] = {"agent.hidden_sizes": [5]}
+    dotted: dict[str, Any] = {"agent.hidden_sizes": [5], "environment.atari.width": 40}
     trained = impala.train(
         "catch",
         tmp_path / "run",
@@ -342,6 +345,8 @@ def test_training_takes_settings_and_tells_how_far_it_came(
         optimiser={"learning_rate": 0.25},
         mix=impala.MixConfig(fresh=7),
         **dotted,
+        environment={"atari": {"height": 50}},
+        empty_replay=True,
     )
     assert trained == ("finished", tmp_path / "run", 900, 3, {"Catch": 0.5})
     settings = yaml.safe_load((tmp_path / "run" / "settings.yaml").read_text())
@@ -350,6 +355,12 @@ def test_training_takes_settings_and_tells_how_far_it_came(
     assert settings["optimiser"]["epsilon"] == impala.preset("catch").optimiser.epsilon
     assert settings["mix"]["fresh"] == 7
     assert settings["agent"]["hidden_sizes"] == [5]
+    atari = settings["environment"]["atari"]
+    assert (atari["width"], atari["height"]) == (40, 50)
+    assert settings["learner"]["snapshots"] == "auto"  # not what it came to in this run
+    words = (tmp_path / "run" / "words").read_text().split()
+    assert "--empty-replay" in words
+    assert words[words.index("--own-evaluator") + 1] == "no"
     assert "learning\n" in capsys.readouterr().out
 
 
@@ -483,3 +494,18 @@ def test_ctrl_c_interrupts_once_the_run_has_stopped(
         impala.train("catch", tmp_path / "run")
     assert "saved\n" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize("inner", [{"observation": 1.0}, {"observation": {"a": 1.0}}])
+def test_an_observation_may_have_a_part_of_that_name(inner: dict[str, Any]) -> None:
+    """In a loop of one's own, which gives the environment's observation without ours around it."""
+
+    def space_of(value: Any) -> gym.Space:
+        if isinstance(value, dict):
+            return gym.spaces.Dict({key: space_of(part) for key, part in value.items()})
+        return gym.spaces.Box(-9.0, 9.0, (), np.float32)
+
+    space = gym.spaces.Dict(observation=space_of(inner), last_reward=space_of(0.0))
+    for given in (inner, {"observation": inner}, {"observation": inner, "last_reward": 3.0}):
+        _, values = policy_module._look(space, given)
+        tree.assert_same_structure(values["observation"], inner)

@@ -119,7 +119,7 @@ def test_settings_of_an_algorithm_that_does_not_learn_are_refused() -> None:
     given = ["cartpole", "--impact.entropy-cost", "0.1"]
     with pytest.raises(OptionError, match=r"--impact\.entropy-cost is given, but .* with impala,"):
         parse("train", Train, given)
-    for others in (["--algorithm", "impact"], ["--phases", "impala:1000", "impact"]):
+    for others in (["--algorithm", "impact"], ["--phases", "impala:9000", "impact"]):
         assert parse("train", Train, [*given, *others]).settings.impact.entropy_cost == 0.1
 
 
@@ -267,7 +267,11 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
             "impala.entropy_anneal 0.5: say to which impala.entropy_target_end it changes",
         ),
         (
-            {"teacher": {"logdirs": ["a"], "kl_target": 0.1, "policy_cost": 0}},
+            {"teacher": {"logdirs": ["a"], "kl_target": 0.1}},
+            "teacher.anneal 0.5: the weight that is learned would rise",
+        ),
+        (
+            {"teacher": {"logdirs": ["a"], "kl_target": 0.1, "policy_cost": 0, "anneal": 0}},
             "teacher.kl_target is 0.1 and teacher.policy_cost 0, from which no weight can be",
         ),
         (

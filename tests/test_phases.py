@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import pathlib
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -159,7 +160,7 @@ def test_a_new_run_takes_what_fits_of_another_agent() -> None:
     for variable in small.variables:
         variable.assign(tf.fill(variable.shape, 3.0))
 
-    share, lines = named_variables.initialise(large.variables, _saved(small))
+    share, lines = named_variables.initialise(large.variables, _saved(small), AgentConfig())
 
     taken = {v.name for v in large.variables if np.all(v.numpy() == 3.0)}
     assert taken == {*("mlp/linear_0/w:0", "mlp/linear_0/b:0", "agent/policy/b:0")} | {
@@ -180,11 +181,41 @@ def test_heads_of_normalised_values_are_not_mixed_with_plain() -> None:
     for variable in normalised.variables:
         variable.assign(tf.fill(variable.shape, 3.0))
 
-    _, lines = named_variables.initialise(agent.variables, _saved(normalised))
+    _, lines = named_variables.initialise(agent.variables, _saved(normalised), AgentConfig())
 
     others = {v.name for v in agent.variables if not np.all(v.numpy() == 3.0)}
     assert others == {"agent/baseline/w:0", "agent/baseline/b:0"}
     assert any("normalised values" in line for line in lines)
+
+
+def test_q_values_are_no_policy() -> None:
+    of_values = AgentConfig(hidden_sizes=(8,), policy="epsilon_greedy")
+    values_of, agent = _agent(of_values), _agent(AgentConfig(hidden_sizes=(8,)))
+    for variable in values_of.variables:
+        variable.assign(tf.fill(variable.shape, 3.0))
+    saved = _saved(values_of)._replace(config=Config(agent=of_values))
+
+    _, lines = named_variables.initialise(agent.variables, saved, AgentConfig())
+
+    others = {v.name for v in agent.variables if not np.all(v.numpy() == 3.0)}
+    assert {"agent/policy/w:0", "agent/policy/b:0"} <= others
+    assert "mlp/linear_0/w:0" not in others
+    assert any("was epsilon_greedy, agent.policy is stochastic" in line for line in lines)
+
+
+def test_weights_for_other_numbers_are_warned_of(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = _agent(AgentConfig(hidden_sizes=(8,)))
+    config = Config(agent=AgentConfig(hidden_sizes=(8,)))
+    raw = dataclasses.replace(config.agent, standardise_images=False)
+    initial = _saved(agent)._replace(config=dataclasses.replace(config, agent=raw))
+    for shape, expected in (((9,), []), ((16, 16), ["agent.standardise_images was False"])):
+        space = gym.spaces.Box(0, 255, shape, np.uint8)
+        initial = initial._replace(spaces=(space, gym.spaces.Discrete(3)))
+        resume(tmp_path, Phases(config, agent), Accounts(max_in_flight=2), initial)
+        told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert [line[:34] for line in told] == expected
 
 
 def test_statistics_of_other_observations_are_not_taken() -> None:
@@ -195,7 +226,7 @@ def test_statistics_of_other_observations_are_not_taken() -> None:
     )
     for variable in of_three.variables:
         variable.assign(tf.fill(variable.shape, 7.0))
-    _, lines = named_variables.initialise(of_five.variables, _saved(of_three))
+    _, lines = named_variables.initialise(of_five.variables, _saved(of_three), AgentConfig())
     assert any("other observations" in line for line in lines)
     statistics = {v.name: v.numpy() for v in of_five.variables if "normaliser" in v.name}
     assert statistics.pop("normaliser/count:0") == 0.0
@@ -204,14 +235,16 @@ def test_statistics_of_other_observations_are_not_taken() -> None:
 
 def test_what_did_not_fit_is_named_too() -> None:
     large, small = _agent(AgentConfig(hidden_sizes=(8, 8))), _agent(AgentConfig(hidden_sizes=(8,)))
-    _, lines = named_variables.initialise(small.variables, _saved(large))
+    _, lines = named_variables.initialise(small.variables, _saved(large), AgentConfig())
     assert "Not taken: mlp/linear_1/w:0 (8, 8)." in lines
 
 
 def test_an_agent_of_which_nothing_fits_is_refused() -> None:
     agent = _agent(AgentConfig())
     with pytest.raises(CheckpointError, match="Nothing of that agent fits"):
-        named_variables.initialise(agent.variables, Checkpoint(Config(), Counters(), {}, {}))
+        named_variables.initialise(
+            agent.variables, Checkpoint(Config(), Counters(), {}, {}), AgentConfig()
+        )
 
 
 def _checkpoint(learner: Learner, config: Config) -> Checkpoint:
@@ -286,3 +319,29 @@ def test_epsilon_falls_from_1_in_each_phase_and_goes_on_in_a_run_that_resumes() 
     agent.distribution.progress.assign(0.0)
     learner.restore(saved)
     assert agent.distribution.progress.numpy() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("length", "done", "flag"),
+    [
+        ({"total_frames": 500}, Counters(frames=500), "--total-frames"),
+        ({"total_episodes": 5}, Counters(frames=90, episodes=5), "--total-episodes"),
+        (
+            {"tasks": {"environments": ["Catch"], "frames": [300]}},
+            Counters(frames=300),
+            "--tasks.frames or --tasks.cycles",
+        ),
+    ],
+)
+def test_a_finished_run_says_which_flag_makes_it_longer(
+    tmp_path: pathlib.Path, length: dict[str, Any], done: Counters, flag: str
+) -> None:
+    config = values.overlay(Config(), {"agent": {"hidden_sizes": [8]}, **length})
+    accounts = Accounts(max_in_flight=2)
+    learner = Phases(config, _agent(config.agent)).learner_at(done)
+    saved = _checkpoint(learner, config)._replace(accounts=accounts.state(), counters=done)
+    checkpoint.save(tmp_path, saved, keep=3)
+
+    changed = values.overlay(config, {"optimiser": {"learning_rate": 0.5}})
+    with pytest.raises(CheckpointError, match=rf"learning_rate: .* -> 0.5. Raise {flag},"):
+        resume(tmp_path, Phases(changed, _agent(config.agent)), accounts, None)

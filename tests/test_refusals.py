@@ -172,6 +172,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: rules.validate(configured("pendulum", agent={"core": "lstm"})),
         "agent.core is lstm, but sac sees one observation at a time",
     ),
+    "a run that ends before replay is warm": (
+        lambda: rules.validate(configured("atari", total_frames=1_000)),
+        "1,000 or more to warm up .mix.warm_up_unrolls 100.: nothing would be learned",
+    ),
+    "a phase that ends before replay is warm": (
+        lambda: rules.validate(configured("cartpole", phases=["critic:900", "impala"])),
+        "critic has 900 frames",
+    ),
     "a name twice": (lambda: start_twice(Program("a", ["sleep", "9"])), "the name of two programs"),
 }
 

@@ -134,3 +134,17 @@ def test_environment_faults_are_counted() -> None:
     assert (a.environment_faults, a.last_fault) == (3, "environment 0 hung: 60 s")
     assert (b.environment_faults, b.last_fault) == (0, "")
     assert roster.faults == {"crashed": 2, "hung": 1}
+
+
+def test_who_keeps_a_stream_open_is_no_silent_actor() -> None:
+    """However long its next unroll takes, or training waits."""
+    clock = _Clock()
+    roster = Roster(clock)
+    roster.joined("a", "actor")
+    roster.began("a")
+    clock.now += 3000.0
+    assert roster.actors() == (1, 0)
+    clock.now += 1000.0  # it hangs, perhaps
+    assert roster.actors() == (0, 1)
+    roster.ended("a")
+    assert roster.members() == []

@@ -173,9 +173,11 @@ def test_what_needs_other_processes_is_refused(words: tuple[str, ...], error: st
 
 def test_an_emptied_replay_is_not_missed_when_replay_begins_again(tmp_path: pathlib.Path) -> None:
     words = ("train", "catch", "--serial", "--logdir", tmp_path / "run")
+    warm_up = ("--mix.warm-up-unrolls", "40")
     stages = (("8",), ("0", "--empty-replay"), ("8",))
     for stage, replayed in enumerate(stages, 1):
-        done = services.run(*words, "--total-frames", 600 * stage, "--mix.replayed", *replayed)
+        length = ("--total-frames", 600 * stage)
+        done = services.run(*words, *warm_up, *length, "--mix.replayed", *replayed)
         assert done.returncode == 0, done.stderr
 
 

@@ -204,3 +204,32 @@ def test_one_process_at_a_time(directory: LogDirectory) -> None:
         healing(directory)
     assert not aside(directory)
     replay.close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_disk_that_is_full_while_damage_is_replaced_loses_no_count(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Or a kill between the two steps: the next start finds no fewer unrolls than were added."""
+    edit(directory, "DELETE FROM data WHERE number = 3")
+    replay = healing(directory)
+    with monkeypatch.context() as full:
+        if when == "before":
+            full.setattr(Disk, "_put_meta", _raises(sqlite3.OperationalError("disk is full")))
+        else:
+            full.setattr(Disk, "_open", _raises(StorageError("killed")))
+        with pytest.raises(StorageError):
+            test_replay.drawn(replay, COUNT)
+    replay.close()
+    assert len(aside(directory)) == (when == "after")
+
+    replay = healing(directory)
+    assert replay.contents().added >= (ADDED if when == "after" else COUNT)
+    replay.close()
+
+
+def _raises(error: Exception) -> Callable[..., None]:
+    def fails(*given: object) -> None:
+        raise error
+
+    return fails

@@ -108,7 +108,7 @@ def n_step_targets(steps: Aligned, state_values: tf.Tensor, n: int) -> tf.Tensor
     # Nothing passes a seam: the value of the LAST row before it bootstraps.
     goes_on = tf.concat([steps.mask[1:], tf.zeros_like(steps.mask[:1])], axis=0) > 0.0
     behind = next_values
-    for _ in range(n):
+    for _ in range(min(n, next_values.shape[0] or n)):  # each settles one more row, from the last
         targets = steps.rewards + steps.discounts * behind
         later = tf.concat([targets[1:], next_values[-1:]], axis=0)
         behind = tf.where(goes_on, later, next_values)

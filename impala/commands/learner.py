@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from typing import Annotated
+from typing import Annotated, Literal
 
 from impala.commands.flags import ADDRESS, STOPPED, RunFlags, WhenFinished, plainly, print_config
 from impala.config import values
@@ -29,6 +29,9 @@ class Learner(RunFlags):
     own_actors: bool = False
     """All actors are the run's own, as with `impala train`: when one would be quarantined, except
     for updates that were not finite, say why and end with status 1."""
+    own_evaluator: Literal["auto", "yes", "no"] = "auto"
+    """Whether an evaluator is started with the learner, as by `impala train`; says what
+    --learner.snapshots auto comes to. auto: it is seen when one joins."""
     health_listen: str | None = None
     """HOST:PORT where only gRPC health is served, in plain text, for probes without TLS."""
     metrics_listen: str | None = None
@@ -90,6 +93,7 @@ def _run(command: Learner) -> int:
         when_finished=command.when_finished,
         stopped_status=command.stopped_status,
         own_actors=command.own_actors,
+        own_evaluator=command.own_evaluator,
         security=command.security,
         health_listen=command.health_listen,
         metrics_listen=command.metrics_listen,

@@ -67,6 +67,7 @@ def train(
     evaluate: Literal["auto", "yes", "no"] = "auto",
     fresh: bool = False,
     change_settings: bool = False,
+    empty_replay: bool = False,
     init_from: str | pathlib.Path | None = None,
     serial: bool = False,
     progress: bool = True,
@@ -87,10 +88,11 @@ def train(
         preset.
       num_actors: number of actor processes; auto: 1, but for Atari games on a host with a GPU one
         for each core that the learner leaves.
-      evaluate: whether to run an evaluator; auto: if there are several tasks, or
-        evaluator.every_frames or every_seconds is set.
+      evaluate: whether to run an evaluator; auto: if there are several tasks,
+        evaluator.every_frames or every_seconds is set, or learner.snapshots is always.
       fresh: start over; an earlier run in `logdir` is moved aside.
       change_settings: resume the run in `logdir` although it was another experiment.
+      empty_replay: begin with an empty replay; the earlier one is moved aside.
       init_from: log directory of another run, with whose agent a new run starts.
       serial: train in this thread instead of other processes, with one actor and no evaluator, as
         `impala train --serial` does. TensorFlow's operations are deterministic from then on.
@@ -129,6 +131,7 @@ def train(
         "evaluate": evaluate,
         "fresh": fresh,
         "change_settings": change_settings,
+        "empty_replay": empty_replay,
     }
     command = values.overlay(command, flags)
     last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
@@ -315,8 +318,17 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
         plain = _plain(value)
         if outer == [] and last == "environment" and isinstance(plain, str):
             plain = {"id": plain}
-        place[last] = place.get(last, {}) | plain if isinstance(plain, dict) else plain
+        _put(place, last, plain)
     return nested
+
+
+def _put(place: dict[str, Any], name: str, plain: Any) -> None:
+    """Sets an entry of nested plain data; of a dict that is there already, the entries given."""
+    if isinstance(plain, dict) and isinstance(there := place.get(name), dict):
+        for inner, each in plain.items():
+            _put(there, inner, each)
+    else:
+        place[name] = plain
 
 
 def _plain(value: Any) -> Any:

@@ -37,8 +37,7 @@ def parse(name: str, command_type: type[T], argv: list[str]) -> T:
     foreign.check(name, argv)
     command: Any
     if issubclass(command_type, SettingsFlags):
-        argv = command_type.words(argv)
-        command, unknown = _parse_run(name, command_type, argv)
+        command, unknown = _parse_run(name, command_type, command_type.words(argv))
         settings = command.settings
     else:
         command, unknown = _tyro(name, command_type, argv, tyro.MISSING_NONPROP)
@@ -48,20 +47,37 @@ def parse(name: str, command_type: type[T], argv: list[str]) -> T:
     values.check_ranges(command)
     if isinstance(command, SettingsFlags):
         rules.validate(command.settings)
-        _check_algorithms(layers.from_flags(argv, command.settings)[0], command.settings)
+        _check_flags(layers.from_flags(argv, command.settings)[0], command.settings)
     return typing.cast(T, command)
 
 
-def _check_algorithms(flags: Mapping[str, Any], settings: Config) -> None:
-    """Refuses flags for a built-in algorithm with which the run does not learn."""
+# Flags that have no effect where another setting has a value.
+_OVERRIDDEN = (
+    ("environment.id", "tasks.environments"),
+    ("total_frames", "tasks.frames"),
+    ("algorithm", "phases"),
+    ("q_learning.target_updates", "q_learning.target_frames"),
+    ("q_learning.target_updates", "q_learning.target_episodes"),
+)
+
+
+def _check_flags(flags: Mapping[str, Any], settings: Config) -> None:
+    """Refuses flags that change nothing: overridden ones, and those of other algorithms."""
+    given, values_of = values.flatten(flags), values.flatten(settings)
+    for path, by in _OVERRIDDEN:
+        if path in given and values_of[by]:
+            raise values.OptionError(
+                f"--{path.replace('_', '-')} is given, but {by} is {values.shown(values_of[by])}, "
+                f"which overrides it: leave it out, or change --{by.replace('_', '-')}."
+            )
     learns_with = [word.algorithm for word in phases.words(settings)]
     for name in demands.BUILT_IN:
         if name in flags and name not in learns_with:
             path = f"{name}.{next(iter(values.flatten(flags[name])))}"
             raise values.OptionError(
                 f"--{path.replace('_', '-')} is given, but the run learns with "
-                f"{' and '.join(learns_with)}, which does not read it: leave it out, or say "
-                f"--algorithm {name}."
+                f"{' and '.join(learns_with)}, which does not read it: leave it out, or name "
+                f"{name} in --{'phases' if settings.phases else 'algorithm'}."
             )
 
 

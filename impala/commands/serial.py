@@ -127,7 +127,6 @@ def _settings(command: Train) -> Config:
         settings = dataclasses.replace(settings, environment=environment)
     learner = dataclasses.replace(
         settings.learner,
-        snapshots="never",
         inference="never",
         jit_compile=False,  # which takes half a minute, and a thread
     )

@@ -28,7 +28,7 @@ class Status:
 
     learner: Positional[Annotated[str, arg(metavar="HOST:PORT|LOGDIR")]] = ADDRESS
     """Learner's address, HOST:PORT or unix:PATH; or its log directory on this host."""
-    watch: Annotated[float, Range(0.0)] = 0.0
+    watch: Annotated[float, Range(0.0, 86_400.0)] = 0.0
     """Seconds between repetitions until Ctrl-C, also while the learner is away; 0: show it once."""
     json: bool = False
     """Print it once as JSON; counts are strings, as protobuf writes 64-bit integers."""

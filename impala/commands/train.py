@@ -47,8 +47,8 @@ class Train(RunFlags):
     """Actor processes, each with actor.num_envs environments; auto: 1, but for Atari games on a
     host with a GPU one for each core that the learner leaves."""
     evaluate: Literal["auto", "yes", "no"] = "auto"
-    """Whether to run an evaluator; auto: if there are several tasks, or evaluator.every_frames or
-    every_seconds is set."""
+    """Whether to run an evaluator; auto: if there are several tasks, evaluator.every_frames or
+    every_seconds is set, or learner.snapshots is always."""
     render: bool = False
     """Show the first actor's first environment in a window."""
     serial: bool = False
@@ -343,22 +343,17 @@ def _learner_program(
         "--empty-replay": command.empty_replay,
     }
     words = [name for name, is_on in switches.items() if is_on]
-    settings = command.settings
-    if settings.learner.snapshots == "auto":  # here it is known from the start
-        keep: Literal["always", "never"] = "always" if is_evaluated(command) else "never"
-        learner = dataclasses.replace(settings.learner, snapshots=keep)
-        settings = dataclasses.replace(settings, learner=learner)
     if command.init_from is not None:
         words.append(f"--init-from={command.init_from}")
     file = directory / "config.yaml"
-    file.write_text(values.to_yaml(settings), encoding="utf-8")
+    file.write_text(values.to_yaml(command.settings), encoding="utf-8")
     return Program(
         name="learner",
         command=[
             *[*process.IMPALA, "learner", command.preset, "--config", str(file), *words],
             *[f"--logdir={logdir}", "--listen", f"unix:{socket}"],
             *["--log-format", command.log_format, "--stopped-status", str(STOPPED)],
-            "--own-actors",
+            *["--own-actors", "--own-evaluator", "yes" if is_evaluated(command) else "no"],
         ],
         environ={**_without_settings(), **environ},
         output=output,
@@ -414,8 +409,10 @@ def is_evaluated(command: Train) -> bool:
     settings = command.settings
     several = len(settings.tasks.environments) > 1
     has_interval = settings.evaluator.every_frames > 0 or settings.evaluator.every_seconds > 0.0
-    wanted = (several or has_interval) and settings.learner.snapshots != "never"
-    return command.evaluate == "yes" or (command.evaluate == "auto" and wanted)
+    wanted = {"always": True, "never": False, "auto": several or has_interval}
+    return command.evaluate == "yes" or (
+        command.evaluate == "auto" and wanted[settings.learner.snapshots]
+    )
 
 
 def _actor_programs(

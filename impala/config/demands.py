@@ -124,6 +124,11 @@ def check(config: Config) -> None:
             )
 
 
+def learn_from_actors(config: Config) -> list[bool]:
+    """Returns for each phase whether its algorithm learns from what actors play."""
+    return [not _of(config, word.algorithm).from_demonstrations for word in phases.words(config)]
+
+
 def _of(config: Config, name: str) -> Demands:
     if name in BUILT_IN:
         return BUILT_IN[name]

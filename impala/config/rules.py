@@ -57,6 +57,7 @@ def validate(config: Config) -> Config:
     _check_burn_in(config)
     _check_lag(config)
     _check_frames(config, played)
+    _check_warm_up(config)
     return config
 
 
@@ -145,6 +146,11 @@ def _check_teachers(config: Config, num_tasks: int) -> None:
                 f"teacher.logdirs has {count} teachers: set agent.popart, by which the learner "
                 "knows the task of each step."
             )
+    if teacher.kl_target and teacher.anneal:
+        raise OptionError(
+            f"teacher.kl_target is {teacher.kl_target:g} and teacher.anneal {teacher.anneal:g}: "
+            "the weight that is learned would rise while it is annealed. Set teacher.anneal to 0."
+        )
     if teacher.kl_target and not teacher.policy_cost:
         raise OptionError(
             f"teacher.kl_target is {teacher.kl_target:g} and teacher.policy_cost 0, from which no "
@@ -230,3 +236,24 @@ def _check_frames(config: Config, played: Sequence[Task]) -> None:
             f"{frames}, but replay.capacity_frames is {config.replay.capacity_frames}: raise it, "
             f"or {fewer}."
         )
+
+
+def _check_warm_up(config: Config) -> None:
+    """Refuses phases that end before replay is warm, so that nothing is learned in them."""
+    mix, replay = config.mix, config.replay
+    if not mix.replayed:
+        return
+    # At least: where episodes have one step, every second row of an unroll begins one.
+    steps = mix.warm_up_unrolls * config.learner.unroll_length // 2
+    frames = min(steps, replay.capacity_frames)
+    is_cold = True
+    for phase, learns_from_actors in zip(
+        phases.make(config), demands.learn_from_actors(config), strict=True
+    ):
+        if learns_from_actors and is_cold and phase.end - phase.start <= frames:
+            raise OptionError(
+                f"{phase.algorithm} has {phase.end - phase.start:,} frames, and replay needs "
+                f"{frames:,} or more to warm up (mix.warm_up_unrolls {mix.warm_up_unrolls}): "
+                "nothing would be learned. Let it last longer, or lower mix.warm_up_unrolls."
+            )
+        is_cold = is_cold and not (learns_from_actors and replay.across_phases)

@@ -185,8 +185,8 @@ class TasksConfig:
     cycles: Positive = 1
     """Number of passes over the tasks."""
     anneal_anew: bool = False
-    """Anneal learning rate, entropy cost and exploration anew in each task's turn, instead of once
-    over the run (or its phase). Needs sequential tasks."""
+    """Anneal learning rate, entropy cost, exploration and teachers' weights anew in each task's
+    turn, instead of once over the run (or its phase). Needs sequential tasks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -367,7 +367,7 @@ class TeacherConfig:
     """Share of the phase over which both weights fall linearly to 0; 0: they stay."""
     kl_target: Cost = 0.0
     """Learn the weight of KL(teacher || pi) so that this comes to so many nats for each part of the
-    action. 0: policy_cost."""
+    action; set anneal to 0. 0: policy_cost."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -540,7 +540,7 @@ class LearnerConfig:
     """Capacity of the queue of fresh unrolls; when it is full, receipts wait (back-pressure)."""
     max_envs_per_message: Annotated[Positive, OPERATIONAL] = 512
     """Largest number of environments whose unrolls one message may hold (E)."""
-    max_in_flight: Positive = 2
+    max_in_flight: Annotated[int, Range(1, 2**31 - 1)] = 2
     """Messages that an actor may have sent without a receipt."""
     checkpoint_seconds: Annotated[float, Range(1.0), OPERATIONAL] = 300.0
     """Seconds between checkpoints; one is also written at most 30 s after a run's first update, at

@@ -9,6 +9,7 @@ import logging
 import os
 import pathlib
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Literal, Self, TextIO
@@ -22,7 +23,9 @@ _STAYS = re.compile(r"lock$|before-")  # in a log directory when a run is moved 
 # File of a run's key, by which its learners prove what they have acknowledged, and its size.
 RECEIPT_KEY, RECEIPT_KEY_BYTES = "receipt.key", 32
 # What a run has kept of its agents and data, which a new run in the same directory must not use.
-_KEPT = re.compile(r"(snapshots|best|milestones|replay|teachers)$|evaluations(\.\d+)?\.jsonl$")
+_KEPT = re.compile(
+    r"(snapshots|best|milestones|replay(\.new)?|teachers)$|evaluations(\.\d+)?\.jsonl$"
+)
 
 
 class LogDirectoryError(RuntimeError):
@@ -140,6 +143,8 @@ class LogDirectory:
         Args:
           why: part of the new name.
         """
+        if why == "before":  # an empty one, which was to replace a damaged one
+            shutil.rmtree(self.path / "replay.new", ignore_errors=True)
         if self.replay.exists():
             aside = self.replay.rename(_unused(f"{self.replay}.{why}"))
             _log.info("Moved %s to %s.", self.replay, aside)

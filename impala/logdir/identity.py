@@ -18,9 +18,10 @@ from impala.schedule import tasks
 
 WITH_VARIABLES = (
     *("impala.entropy_target", "actor_critic.entropy_target", "impact.entropy_target"),
-    "teacher.kl_target",
+    *("teacher.kl_target", "critic.trains", "optimiser.centred"),
+    *("sac.value_network", "sac.critic_hidden_sizes", "sac.learn_temperature"),
 )
-"""Settings that decide whether a loss has variables of its own."""
+"""Settings of losses and optimisers that decide which variables these have."""
 
 _EXPERIMENT = (
     *("environment", "tasks.environments", "tasks.order", "seed", "algorithm", "phases"),

@@ -26,7 +26,7 @@ from impala.parts.components import (
     ComponentError,
     Kind,
 )
-from impala.schedule import phases, tasks
+from impala.schedule import phases
 
 # The settings that name parts with settings of their own.
 NAMES = (
@@ -60,8 +60,9 @@ Own = Mapping[tuple[Kind, str], Found]
 
 def names(config: Config) -> Iterator[tuple[Kind, str]]:
     """Yields the parts that a configuration names; of environments only custom ones."""
-    played = tasks.make(config.environment, config.tasks)
-    for id in dict.fromkeys(task.environment.id for task in played):
+    # Ids alone: whether the tasks' arguments make sense is for `rules` to say.
+    played = [text.partition("{")[0] for text in config.tasks.environments]
+    for id in dict.fromkeys(played or [config.environment.id]):
         if components.is_own(id):
             yield ENVIRONMENT, id
     yield TORSO, config.agent.torso

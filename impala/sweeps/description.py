@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from impala.config import layers, rules, values
-from impala.config.schema import Config, Positive, Range, Share
+from impala.config.schema import Config, Count, Positive, Range, Share
 from impala.config.values import OptionError
 from impala.logdir import identity
 from impala.schedule import tasks
@@ -26,8 +26,7 @@ RAY = "ray"
 # What a member of a population cannot take over from one whose setting was another.
 _SHAPES = (
     *("agent.", "environment.", "tasks.", "algorithm", "phases", "learner.unroll_length"),
-    *("optimiser.name", "optimiser.centred", "critic.trains", "sac.value_network"),
-    *("sac.critic_hidden_sizes", "sac.learn_temperature", "replay.rule", "replay.storage"),
+    *("optimiser.name", "replay.rule", "replay.storage"),
 )
 _LENGTHS = ("total_frames", "total_episodes", "tasks.", "phases")  # trials are compared by frames
 
@@ -77,7 +76,7 @@ class Options:
     """Cores that Ray sets aside for each trial: learner and actors."""
     gpus: Annotated[float, Range(0.0)] = 0.0
     """GPUs, or a share of one, for each trial's learner."""
-    seed: int = 1
+    seed: Count = 1
     """Seed of what is drawn. The seed of the trials is a setting."""
 
 

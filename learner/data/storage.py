@@ -96,6 +96,7 @@ class Disk:
         """
         self._path = path
         self._file = path / "replay.sqlite"
+        self._new = path.with_name(f"{path.name}.new")  # replaces a damaged one
         self._identity = identity
         self._move_aside = move_aside
         self._counted = counted
@@ -103,7 +104,7 @@ class Disk:
         self._sqlite: sqlite3.Connection | None = None
         self._lock = threading.Lock()  # held by who uses it
         try:
-            self._open(State())
+            self._open()
         except DamagedError as damage:
             self.start_over(damage)
 
@@ -182,9 +183,12 @@ class Disk:
             raise damage
         _log.error("%s Going on with an empty one.", damage)
         self.close()
+        # The new one is complete first: until then, and if that fails, the damaged one stays.
         with self._examining():
+            self._new.mkdir(exist_ok=True)
+            self._make(self._new / self._file.name, max(self._counted, self._state.added, added))
             self._move_aside()
-        self._open(State(added=max(self._counted, self._state.added, added)))
+        self._open()
 
     def close(self) -> None:
         """Closes the database. Uncommitted changes are lost."""
@@ -193,12 +197,15 @@ class Disk:
                 self._sqlite.close()
             self._sqlite = None
 
-    def _open(self, initial: State) -> None:
+    def _open(self) -> None:
         try:
             with self._examining():
+                if not self._path.exists() and (self._new / self._file.name).exists():
+                    os.rename(self._new, self._path)
+                    atomic.flush_directory(self._path.parent)
                 self._path.mkdir(parents=True, exist_ok=True)
                 if not self._file.exists():
-                    self._make(initial)
+                    self._make(self._file, 0)
                 self._connect(self._file)
                 theirs = self._meta("identity")
                 self._state = State(**json.loads(self._meta("state")))
@@ -212,21 +219,23 @@ class Disk:
             self.close()
             raise
 
-    def _make(self, initial: State) -> None:
-        """Creates the file atomically: an empty file counts as damaged."""
-        new = self._file.with_suffix(".new")
-        for leftover in (new, _journal(new), _journal(self._file)):  # from a crash
+    def _make(self, file: pathlib.Path, added: int) -> None:
+        """Creates a file atomically: an empty file counts as damaged."""
+        new = file.with_suffix(".new")
+        for leftover in (new, _journal(new), _journal(file)):  # from a crash
             leftover.unlink(missing_ok=True)
-        self._connect(new)
-        with self._transaction():
-            for statement in _TABLES:
-                self._sql(statement)
-            self._put_meta("identity", self._identity)
-            self._put_meta("state", json.dumps(initial._asdict()))
-        self.close()
+        try:
+            self._connect(new)
+            with self._transaction():
+                for statement in _TABLES:
+                    self._sql(statement)
+                self._put_meta("identity", self._identity)
+                self._put_meta("state", json.dumps(State(added=added)._asdict()))
+        finally:
+            self.close()
         _journal(new).unlink(missing_ok=True)
-        os.rename(new, self._file)
-        for directory in (self._path, self._path.parent):
+        os.rename(new, file)
+        for directory in (file.parent, file.parent.parent):
             atomic.flush_directory(directory)
 
     def _meta(self, name: str) -> str:

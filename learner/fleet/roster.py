@@ -72,7 +72,8 @@ class _Entry:
     )  # seconds in environments in a message, and in how many steps
 
     def is_active(self, now: float) -> bool:
-        return now - self.seen <= _SILENT_SECONDS and not self.left
+        patience = _GONE_SECONDS if self.streams else _SILENT_SECONDS
+        return not self.left and now - self.seen <= patience
 
     def recent_return(self) -> float | None:
         return sum(self.returns) / len(self.returns) if self.returns else None
@@ -96,7 +97,7 @@ class _Entry:
 
 
 class Roster:
-    """Members with a message in the last hour, at most 10,000. Every method is thread-safe."""
+    """Members with an open stream or heard of in the last hour, at most 10,000. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -239,9 +240,9 @@ class Roster:
 
     def _forget(self, now: float) -> None:
         """Removes members that have been silent for too long."""
-        gone = [name for name, entry in self._entries.items() if now - entry.seen >= _GONE_SECONDS]
-        for name in gone:
-            del self._entries[name]
+        for name, entry in [*self._entries.items()]:
+            if not entry.streams and now - entry.seen >= _GONE_SECONDS:
+                del self._entries[name]
 
 
 def _mean(messages: Iterable[tuple[float, int]]) -> float | None:

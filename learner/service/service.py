@@ -53,6 +53,7 @@ from learner.update.demand import Demand
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
+_POLL_SECONDS = 0.2  # between looks whether the result is on disk
 _PERMIT_SECONDS = 20.0  # that a call waits for a permit
 _MAX_VERSION = 40  # characters kept of a program's version
 # No honest actor causes these, not by a restart nor by another version of the spec, but for a
@@ -257,7 +258,7 @@ class LearnerService:
           The receipt, which also reports anything wrong with the message.
 
         Raises:
-          Unavailable: the learner is stopping and has not accepted the message.
+          Unavailable: a message came over another stream of the sender while this one waited.
         """
         if (receipt := self._refusal(message)) is not None:
             return receipt
@@ -267,26 +268,31 @@ class LearnerService:
             return self._reject(message, checked)
         named = message.actor, message.incarnation
         try:
-            async with self._only_one_waits(named), self._ingest.room(message.num_envs):
-                if (receipt := self._refusal(message)) is not None:  # a copy may have waited, too
-                    return receipt
-                if (refused := self._check(message, checked)) is not None:
-                    return self._reject(message, refused)
-                admission = self._records.accounts.receive(
-                    *named, message.sequence, message.num_envs
-                )
-                if admission.verdict == "duplicate":
-                    return self._receipt(message, pb.STATUS_DUPLICATE)
-                return self._accept(message, checked, admission)
+            async with self._only_one_waits(named):
+                try:
+                    async with self._ingest.room(message.num_envs):
+                        return self._receive(message, checked)
+                except IngestClosed:  # Training has ended: it is finished once that is on disk.
+                    while not self._parameters.are_final:
+                        await asyncio.sleep(_POLL_SECONDS)
+                    return self._receipt(message, pb.STATUS_FINISHED)
         except TimeoutError:
             raise Unavailable(
                 f"{message.actor} has sent a message over another stream while this one waited for "
                 "room: keep one stream open."
             ) from None
-        except IngestClosed:
-            if self._parameters.are_final:
-                return self._receipt(message, pb.STATUS_FINISHED)
-            raise Unavailable("The learner is stopping: connect again later.") from None
+
+    def _receive(self, message: pb.Unrolls, checked: Arrival) -> pb.Receipt:
+        """Takes a valid message for which there is room."""
+        if (receipt := self._refusal(message)) is not None:  # a copy may have waited, too
+            return receipt
+        if (refused := self._check(message, checked)) is not None:
+            return self._reject(message, refused)
+        named = message.actor, message.incarnation
+        admission = self._records.accounts.receive(*named, message.sequence, message.num_envs)
+        if admission.verdict == "duplicate":
+            return self._receipt(message, pb.STATUS_DUPLICATE)
+        return self._accept(message, checked, admission)
 
     def _refusal(self, message: pb.Unrolls) -> pb.Receipt | None:
         """Judges a message by its sender, the run and its number, in this order.

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from impala.config import values
-from impala.environments.spaces import Spaces
+from impala.config.schema import Config
+from impala.environments.spaces import Spaces, leaves
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
 from learner.data.replay import Replay
@@ -29,6 +30,7 @@ class Resumed(NamedTuple):
 
     learner: Learner
     replay_added: int = 0  # unrolls ever added to replay, according to the checkpoint
+    is_new: bool = False  # the run begins
 
 
 def resume(
@@ -62,18 +64,29 @@ def resume(
     if not peers.is_first:
         saved = _at_most(counters, logdir)
     if saved is None and initial is not None:
-        share, lines = named_variables.initialise(phases.agent.variables, initial)
+        settings = phases.config.agent
+        share, lines = named_variables.initialise(phases.agent.variables, initial, settings)
+        seen = [] if initial.spaces is None else leaves(initial.spaces[0])
+        sees_images = any(len(part.shape or ()) > 1 for _, part in seen)
+        for name in ("normalise_observations", *["standardise_images"] * sees_images):
+            before, now = getattr(initial.config.agent, name), getattr(settings, name)
+            if before != now:
+                _log.warning(
+                    "agent.%s was %s for the agent that this run starts from, and is %s: its "
+                    "network sees other numbers than it was trained on.",
+                    *(name, before, now),
+                )
         for line in lines:
             _log.log(logging.INFO if share >= _FITS else logging.WARNING, "%s", line)
     if saved is not None and saved.algorithm != phases.algorithm_at(counters):
         # For what the algorithm copies of the agent.
-        named_variables.initialise(phases.agent.variables, saved)
+        named_variables.initialise(phases.agent.variables, saved, phases.config.agent)
     learner = phases.learner_at(counters)
     if saved is not None:
         learner.restore(saved)
     peers.share(learner)
     if saved is None:
-        return Resumed(learner)
+        return Resumed(learner, is_new=counters == Counters())
     try:
         accounts.restore(saved.accounts)
     except (KeyError, TypeError, ValueError) as error:
@@ -87,10 +100,18 @@ def resume(
         if phases.are_over(counters) and not values.is_operational(kind, change.partition(":")[0]):
             raise CheckpointError(
                 f"{logdir} holds a finished run, which would learn nothing with the changed "
-                f"{change}. Raise --total-frames, start over with --fresh, or name a new --logdir."
+                f"{change}. Raise {_length(phases.config, counters)}, start over with --fresh, or "
+                "name a new --logdir."
             )
         _log.info("Changed since that checkpoint: %s.", change)
     return Resumed(learner, saved.replay_added)
+
+
+def _length(config: Config, counters: Counters) -> str:
+    """Returns the flags that say how long a run is that has ended."""
+    if 0 < config.total_episodes <= counters.episodes:
+        return "--total-episodes"
+    return "--tasks.frames or --tasks.cycles" if config.tasks.frames else "--total-frames"
 
 
 def _at_most(counters: Counters, logdir: pathlib.Path) -> Checkpoint | None:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from impala.config.schema import AgentConfig
 from impala.logdir.checkpoint import Checkpoint, CheckpointError
 
 T = TypeVar("T")
@@ -38,11 +39,19 @@ def assign(values: Mapping[str, np.ndarray], variables: Mapping[str, Any]) -> No
         variable.assign(values[name])
 
 
-_BASELINE_HEAD, _NORMALISER = "agent/baseline/", "normaliser/"  # of names of variables
+# Of names of variables.
+_POLICY_HEAD, _BASELINE_HEAD, _NORMALISER = "agent/policy/", "agent/baseline/", "normaliser/"
 
 
-def initialise(variables: Sequence[Any], saved: Checkpoint) -> tuple[float, list[str]]:
+def initialise(
+    variables: Sequence[Any], saved: Checkpoint, agent: AgentConfig
+) -> tuple[float, list[str]]:
     """Assigns the values of another run's agent to variables of the same name and shape.
+
+    Args:
+      variables: the agent's.
+      saved: the other run's.
+      agent: settings of the agent that has `variables`.
 
     Returns:
       Which share of the numbers in `variables` was taken, and lines that list what was, and what
@@ -58,6 +67,12 @@ def initialise(variables: Sequence[Any], saved: Checkpoint) -> tuple[float, list
     if "popart/mean:0" in values and "popart/mean:0" not in shapes:
         lines.append("The baseline's head gave normalised values (agent.popart): it is not taken.")
         values = {n: value for n, value in values.items() if not n.startswith(_BASELINE_HEAD)}
+    if saved.config.agent.policy != agent.policy:
+        lines.append(
+            f"The policy's head was {saved.config.agent.policy}, agent.policy is {agent.policy}: "
+            "it is not taken."
+        )
+        values = {n: value for n, value in values.items() if not n.startswith(_POLICY_HEAD)}
     mean = f"{_NORMALISER}mean:0"
     if mean in values and mean in shapes and values[mean].shape != shapes[mean]:
         lines.append("The statistics are of other observations: they are not taken.")
