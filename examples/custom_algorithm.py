@@ -6,7 +6,6 @@ impala train catch --algorithm custom_algorithm:Slow --slow.step 0.1 --logdir ru
 """
 
 import argparse
-import copy
 import dataclasses
 
 import tensorflow as tf
@@ -14,7 +13,7 @@ import tensorflow as tf
 import impala
 from impala.agents.agent import Agent
 from impala.algorithms import losses
-from impala.algorithms.base import Algorithm, LossOutput, Sums, Term
+from impala.algorithms.base import Algorithm, LossOutput, Sums, Term, target_of
 from impala.config.demands import Demands
 from impala.config.schema import Cost, ObjectiveConfig, Share
 from impala.types import Batch
@@ -46,7 +45,7 @@ class Slow(Algorithm):
         name: str | None = None,
     ) -> None:
         super().__init__(agent, objective, config, name=name)
-        self._copy = copy.deepcopy(agent)  # checkpoints hold it, as it is an attribute
+        self._copy = target_of(agent)  # checkpoints hold it, as it is an attribute
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
         """Returns the policy gradient's loss, the baseline's and the negative entropy."""

@@ -465,6 +465,15 @@ def test_epsilon_bounds_the_gradient_of_unlikely_actions(
     np.testing.assert_allclose(found, share * np.array([-1.0, 0.0, 1.0]), rtol=1e-3, atol=1e-6)
 
 
+def test_epsilon_is_for_choices() -> None:
+    """A density has the unit of its box, to which 1e-6 would be nothing, or all."""
+    box = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    for action in (box, gym.spaces.Dict(move=gym.spaces.Discrete(3), turn=box)):
+        agent = build.agent(AgentConfig(), box, action)
+        with pytest.raises(ValueError, match="epsilon, which adds 1e-6 to probabilities"):
+            impala(agent, ImpalaConfig(correction="epsilon"))
+
+
 ALONE = ImpalaConfig(trust_region=0.5, policy_cloning_cost=0.0, value_cloning_cost=0.0)
 
 

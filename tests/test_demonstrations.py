@@ -6,6 +6,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
@@ -56,6 +57,7 @@ class Episode:
     rewards: Any
     terminations: Any
     truncations: Any
+    infos: Any = None
 
 
 def episode(n: int, seed: int = 0, terminated: bool = True) -> Episode:
@@ -414,3 +416,89 @@ def test_an_agent_is_recorded_and_cloned(
     other = services.run("check", "cartpole", "--phases", "clone:100", "impala", source)
     assert other.returncode == 2
     assert "and do Discrete(3); this run sees Box(" in other.stderr
+
+
+def test_what_a_step_leaves_of_the_future_is_kept() -> None:
+    """As at a lost life, after which an episode goes on."""
+    lost = dataclasses.replace(episode(3), infos={"discount": [1.0, 1.0, 0.0, 0.0]})
+    found = demonstrations.stream("mine", SPACES, [lost], SPACES)
+    assert found.timestep.discount.tolist() == [1, 1, 0, 0]
+    wrong = dataclasses.replace(lost, infos={"discount": [1.0, 2.0, 1.0, 1.0]})
+    with pytest.raises(ValueError, match=r"has discount 2.0 at step 1, outside of 0.0 to 1.0"):
+        demonstrations.stream("mine", SPACES, [wrong], SPACES)
+
+
+def test_choices_of_another_integer_are_the_same() -> None:
+    """Those of Minari are always int64."""
+    spaces = SPACES[0], Discrete(3, dtype=np.int32)
+    stream = demonstrations.stream("mine", SPACES, [episode(3)], spaces)
+    assert stream.action.dtype == np.int32
+
+
+class _Noise:
+    """An environment whose episodes have two steps, of which the first costs a life."""
+
+    faults = ()
+
+    def __init__(self, space: gym.Space) -> None:
+        self.space = space
+        self.seen: list[Any] = []
+
+    def close(self) -> None:
+        pass
+
+    def reset(self, **seed: Any) -> Any:
+        self.seen.append(self.space.sample())
+        return self.seen[-1], {}
+
+    def step(self, action: Any) -> Any:
+        observation, _ = self.reset()
+        is_over = len(self.seen) % 3 == 0  # after two steps
+        return observation, 1.0, is_over, False, {"discount": np.nan if is_over else 0.0}
+
+
+def _record(monkeypatch: pytest.MonkeyPatch, path: pathlib.Path, space: gym.Space) -> _Noise:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(path))
+    noise = _Noise(space)
+    policy = mock.Mock(return_value=np.int64(1), observation_space=space, action_space=Discrete(3))
+    policy.environment.return_value = noise
+    monkeypatch.setattr(dataset, "Policy", lambda *given: policy)
+    dataset.record(types.SimpleNamespace(config=Config()), "a-team/x-v0", 2, False, 1)  # type: ignore
+    return noise
+
+
+@pytest.mark.parametrize("shape", [(84, 84, 1), (40, 40, 3)])
+def test_images_are_recorded_as_they_are_with_lost_lives(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    space = Box(0, 255, shape, np.uint8)
+    noise = _record(monkeypatch, tmp_path, space)
+    of_dataset, episodes = demonstrations.load("minari:a-team/x-v0")
+    found = demonstrations.stream("it", of_dataset, episodes, (space, Discrete(3)))
+    np.testing.assert_array_equal(found.timestep.observation, np.stack(noise.seen))
+    assert found.timestep.discount.tolist() == [1, 0, 0] * 2
+
+
+def test_what_minari_cannot_store_is_refused_before_it_is_played(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="cannot store 'walker/joints', a key with a slash"):
+        _record(monkeypatch, tmp_path, gym.spaces.Dict({"walker/joints": SPACES[0]}))
+    assert not any(tmp_path.iterdir())
+    player: Any = types.SimpleNamespace(config=Config())
+    for name in ("a/x-v0", "catch/mine", "catch/my.own-v0"):
+        with pytest.raises(ValueError, match=f"{name} is no name of a dataset"):
+            dataset.record(player, name, 2, False, 1)
+
+
+def test_a_dataset_that_cannot_be_written_leaves_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(name: str, *given: Any, **others: Any) -> None:
+        (tmp_path / name).mkdir(parents=True)
+        raise OSError("no space")
+
+    monkeypatch.setattr("minari.create_dataset_from_buffers", make)
+    with pytest.raises(OSError, match="no space"):
+        _record(monkeypatch, tmp_path, SPACES[0])
+    assert not (tmp_path / "a-team" / "x-v0").exists()

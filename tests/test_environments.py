@@ -713,6 +713,7 @@ class TestWithHistory:
                 "move": gym.spaces.Discrete(3, start=5),
                 "tools": gym.spaces.MultiDiscrete([2, 3]),
                 "force": gym.spaces.Box(1.0, 2.0, (2,), np.float32),
+                "turn": gym.spaces.Box(-1.0, 2.0, (), np.float32),
             }
         )
         environment = WithHistory(Scripted(space, script([0])), ("last_action", "last_reward"))
@@ -768,3 +769,12 @@ def test_choices_of_nested_actions_begin_at_0() -> None:
     space = gym.spaces.Dict(a=gym.spaces.Discrete(3, start=1), b=gym.spaces.Tuple(parts))
     action = {"a": 3, "b": (np.array([6, 7]), np.array([0, 1]), np.zeros(2))}
     assert spaces.chosen(space, action) == [2, 1, 0, 0, 1]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of gym, which goes on
+def test_what_cannot_be_shown_blames_no_setting() -> None:
+    with pytest.raises(ValueError, match="Bandit/DependentEasy-v0 cannot be shown") as caught:
+        environments.make(
+            EnvironmentConfig(id="Bandit/DependentEasy-v0"), 1, render_mode="rgb_array"
+        )
+    assert "environment.kwargs" not in str(caught.value)

@@ -13,10 +13,8 @@ from test_agent import VECTOR, assert_close, experience, wrapped
 from test_learner_run import B, Scene, Scripted, T
 
 from impala.agents.normaliser import Moments, Normaliser, merged
-from impala.algorithms.impact import Impact
-from impala.algorithms.q_learning import QLearning
 from impala.config.schema import AgentConfig, Config, EnvironmentConfig
-from impala.parts import build
+from impala.parts import build, sections
 from impala.types import StepType
 from learner.data.mix import Prepared
 from learner.update.peers import Standing
@@ -92,19 +90,28 @@ def test_the_network_sees_normalised_observations(stack: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "policy"), [("q_learning", "epsilon_greedy"), ("impact", "stochastic")]
+    ("name", "policy", "copy"),
+    [
+        ("q_learning", "epsilon_greedy", "_target"),
+        ("impact", "stochastic", "_target"),
+        ("custom_algorithm:Slow", "stochastic", "_copy"),
+    ],
 )
-def test_a_target_network_sees_them_by_the_statistics_of_now(name: str, policy: Any) -> None:
+def test_a_target_network_sees_them_by_the_statistics_of_now(
+    monkeypatch: pytest.MonkeyPatch, name: str, policy: Any, copy: str
+) -> None:
+    monkeypatch.syspath_prepend("examples")
     config = AgentConfig(hidden_sizes=(8,), policy=policy, normalise_observations=True)
     agent = build.agent(config, VECTOR, CHOICE)
-    algorithm = build.algorithm(name, Config(agent=config), agent)
-    assert isinstance(algorithm, QLearning | Impact) and agent.normaliser is not None
+    whole = sections.compose(Config(algorithm=name, agent=config))
+    algorithm = build.algorithm(name, whole, agent)
+    assert agent.normaliser is not None
     steps = experience(VECTOR)
     agent.normaliser.update([agent.normaliser.moments(steps.observation + np.float32(3.0))])
 
     expected, found = (
         each.unroll(steps, each.initial_state(steps.reward.shape[1]))[0]
-        for each in (agent, algorithm._target)
+        for each in (agent, getattr(algorithm, copy))
     )
 
     tree.map_structure(np.testing.assert_array_equal, found, expected)

@@ -1,5 +1,6 @@
 """Several tasks for one agent: their names, spaces and turns, and what masked actions do."""
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from impala.agents import distributions
 from impala.config.schema import AgentConfig, AtariConfig, Config, EnvironmentConfig, TasksConfig
-from impala.environments import Joint, join
+from impala.environments import Joint, check_fits, join
 from impala.environments.base import Environment, first_timestep, next_timestep
 from impala.environments.spaces import choices
 from impala.parts import build
@@ -285,9 +286,71 @@ def test_an_agent_obeys_the_mask() -> None:
         assert timestep.step_type[0] in list(StepType)
 
 
+def test_a_mask_may_be_of_truths() -> None:
+    outputs = tf.constant([[1.0, 2.0, 3.0]])
+    allowed = tf.constant([[True, False, True]])
+    masked = distributions.for_space(gym.spaces.Discrete(3)).mask(outputs, allowed)
+    assert masked.numpy().argmax() == 2 and masked.numpy()[0, 1] < -1e8
+
+
 def test_a_mask_must_be_as_large_as_there_are_choices() -> None:
     mask = gym.spaces.MultiBinary(4)
     observations = gym.spaces.Dict({"observation": BOX, "action_mask": mask})
     actions = gym.spaces.Dict({"aim": gym.spaces.Box(-1, 1, (2,)), "fire": gym.spaces.Discrete(2)})
     with pytest.raises(ValueError, match=r"2 choices in all its parts .* the shape \(2,\)"):
         build.agent(AgentConfig(), observations, actions)
+
+
+def test_tasks_may_see_the_past() -> None:
+    """Whose numbers have no dimension."""
+    past = EnvironmentConfig(id="Catch", last_reward=True, time_in_episode=True)
+    of_run = [tasks.Task(name, past) for name in ("one", "other")]
+    joint = build.spaces(of_run)
+    assert isinstance(joint[0], gym.spaces.Dict)
+    assert [joint[0][name].shape for name in ("last_reward", "time_in_episode")] == [(), ()]
+    environment = build.environment(past, 2, joint=joint)
+    seen = environment.reset(0).observation
+    assert joint[0].contains({name: np.asarray(value[0]) for name, value in seen.items()})
+
+
+@pytest.mark.parametrize(
+    ("space", "exactly", "fits"),
+    [
+        (gym.spaces.Box(-9, 9, (4,), np.float32), True, True),  # other bounds
+        (gym.spaces.Box(0, 1, (3,), np.float32), True, False),
+        (gym.spaces.Box(0, 1, (3,), np.float32), False, True),  # padded
+        (gym.spaces.Box(0, 1, (5,), np.float32), False, False),
+        (gym.spaces.Box(0, 1, (4,), np.float64), False, False),
+        (gym.spaces.Dict(a=gym.spaces.Box(0, 1, (4,), np.float32)), False, False),
+        (gym.spaces.Discrete(4), False, False),
+    ],
+)
+def test_an_environment_that_has_changed_is_refused(
+    space: gym.Space, exactly: bool, fits: bool
+) -> None:
+    known = gym.spaces.Box(0, 1, (4,), np.float32)
+    action = gym.spaces.Discrete(3)
+    with contextlib.nullcontext() if fits else pytest.raises(ValueError, match="but was Box"):
+        check_fits((space, action), (known, action), exactly=exactly)
+
+
+def test_other_actions_are_refused_unless_a_mask_forbids_what_is_missing() -> None:
+    known, action = gym.spaces.Box(0, 1, (4,), np.float32), gym.spaces.Discrete(3)
+    masked = gym.spaces.Dict(observation=known, action_mask=gym.spaces.MultiBinary(3))
+    box, narrower = (gym.spaces.Box(-x, x, (2,), np.float32) for x in (2.0, 1.0))
+    fewer, others = gym.spaces.Discrete(2), gym.spaces.Discrete(3, start=1)
+    check_fits((known, fewer), (masked, action), exactly=False)
+    for own, joint, exactly in (
+        ((known, fewer), (known, action), False),
+        ((known, others), (masked, action), False),
+        ((known, gym.spaces.Discrete(4)), (masked, action), False),
+        ((known, narrower), (known, box), False),
+        ((known, action), (masked, action), True),  # its mask has gone
+        (
+            (known, gym.spaces.MultiDiscrete([2, 2])),
+            (known, gym.spaces.MultiDiscrete([2, 3])),
+            False,
+        ),
+    ):
+        with pytest.raises(ValueError, match="play an environment with the same spaces"):
+            check_fits(own, joint, exactly=exactly)

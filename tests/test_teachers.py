@@ -23,6 +23,7 @@ from impala.config.schema import (
     Config,
     EnvironmentConfig,
     ObjectiveConfig,
+    RepeatConfig,
     TasksConfig,
     TeacherConfig,
     TelemetryConfig,
@@ -259,7 +260,12 @@ def playing(id: str, **settings: object) -> Config:
         (
             dataclasses.replace(CATCH, objective=ObjectiveConfig(discount=0.5)),
             {},
-            "of another return .objective: discount 0.5, here 0.99.: set teacher.value_cost to 0",
+            "of another return .objective.discount 0.5, here 0.99.: set teacher.value_cost to 0",
+        ),
+        (
+            playing("CartPole-v1", repeat=RepeatConfig(discount=0.9)),
+            {"environment": EnvironmentConfig(id="CartPole-v1")},
+            "another return .environment.repeat.discount 0.9, here 1.0.: set teacher.value_cost",
         ),
         (
             dataclasses.replace(

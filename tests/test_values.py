@@ -18,7 +18,6 @@ from impala.algorithms.sac import Sac
 from impala.config import schema as configs
 from impala.config.schema import (
     AgentConfig,
-    EpsilonConfig,
     ObjectiveConfig,
     QLearningConfig,
     SacConfig,
@@ -152,7 +151,7 @@ def expected_targets(batch: Batch, state_values: np.ndarray, n: int) -> np.ndarr
 
 
 @pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize("n", [1, 2, 3, 50])
+@pytest.mark.parametrize("n", [1, 2, 3, 10**9])
 def test_the_loss_is_hubers_of_the_n_step_error(n: int, double: bool) -> None:
     settings = QLearningConfig(steps=n, double=double, huber_delta=0.7)
     algorithm, batch = make(CHOICES, VALUES, settings)
@@ -286,19 +285,9 @@ def test_epsilon_greedy_against_enumeration() -> None:
         np.testing.assert_allclose(shares, expected, atol=0.015)
 
 
-@pytest.mark.parametrize(
-    ("space", "epsilon", "message"),
-    [
-        (BOX, EpsilonConfig(), "agent.policy"),
-        (CHOICES, EpsilonConfig(finals=(0.1,)), "agent.epsilon"),
-        (CHOICES, EpsilonConfig(finals=(0.1,), weights=(0.0,)), "agent.epsilon"),
-    ],
-)
-def test_impossible_exploration_is_refused(
-    space: gym.Space, epsilon: EpsilonConfig, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        build.agent(dataclasses.replace(VALUES, epsilon=epsilon), OBSERVATIONS, space)
+def test_q_values_of_a_box_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"agent\.policy"):
+        build.agent(VALUES, OBSERVATIONS, BOX)
 
 
 def test_who_says_no_values_cannot_learn_them() -> None:
@@ -441,3 +430,34 @@ def test_what_sac_cannot_learn_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make(space, config, SacConfig())
+
+
+def test_a_time_limit_bootstraps_from_actions_that_there_are() -> None:
+    """Given an action mask that forbids everything once the episode is over."""
+    space = gym.spaces.Dict(
+        observation=OBSERVATIONS, action_mask=gym.spaces.MultiBinary(int(CHOICES.n))
+    )
+    agent = build.agent(VALUES, space, CHOICES, seed=1)
+    whole = configs.Config(agent=VALUES, q_learning=QLearningConfig(steps=1, double=False))
+    algorithm = build.algorithm("q_learning", whole, agent)
+    spec = build.unroll_spec(agent, space, CHOICES, T)
+    losses = []
+    for last in (0, 1):
+        unroll = tree.map_structure(
+            lambda leaf: np.zeros((leaf.shape[0], 1, *leaf.shape[1:]), leaf.dtype),
+            spec._replace(core_state=()),
+        )
+        unroll.timestep.step_type[:] = StepType.MID
+        unroll.timestep.step_type[T] = StepType.LAST
+        unroll.timestep.discount[:] = 1.0
+        unroll.output.action[:] = 2
+        unroll.timestep.observation["action_mask"][..., 0] = 1
+        unroll.timestep.observation["action_mask"][T, :, 0] = last
+        for variable in agent.variables:
+            if variable.name.endswith("policy/b:0"):
+                variable.assign([-50.0, 0.0, 3.0])
+        for target, variable in zip(algorithm._target.variables, agent.variables, strict=True):
+            target.assign(variable)
+        batch = Batch(unroll, np.zeros(1, bool))
+        losses.append(loss_of(algorithm, batch).loss.numpy())
+    np.testing.assert_array_equal(*losses)

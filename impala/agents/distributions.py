@@ -40,6 +40,7 @@ class Distribution(abc.ABC):
     num_outputs: int  # of the network
     num_choices: int = 0  # that can be masked, over all parts
     num_parts: int = 1  # choices and dimensions of boxes
+    has_density: bool = False  # of actions in a box: in its unit, and no probability
 
     def behaviour(self, outputs: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
         """Returns the parameters of the behaviour policy.
@@ -343,6 +344,8 @@ class TanhNormal(Distribution):
     away, without end.
     """
 
+    has_density = True
+
     def __init__(self, low: np.ndarray, high: np.ndarray, dtype: np.dtype | type) -> None:
         self._shape = low.shape
         self.size = self.num_parts = math.prod(low.shape)  # D
@@ -472,6 +475,7 @@ class Joint(Distribution):
         self.num_outputs = self.num_parameters = sum(self._sizes)
         self._choices = [component.num_choices for component in components]
         self.num_choices = sum(self._choices)
+        self.has_density = any(component.has_density for component in components)
         self.num_parts = sum(component.num_parts for component in components)
 
     def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:
@@ -530,7 +534,7 @@ class Joint(Distribution):
 
 def _masked(outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
     """Returns outputs [..., n] of one part, with masked ones replaced, unless all are masked."""
-    is_allowed = allowed > 0
+    is_allowed = allowed if allowed.dtype == tf.bool else allowed > 0
     says_nothing = ~tf.reduce_any(is_allowed, axis=-1, keepdims=True)
     # Not -inf: 0 * -inf in an entropy is NaN. This value has a probability of exactly zero, too.
     return tf.where(is_allowed | says_nothing, outputs, FORBIDDEN)
@@ -545,24 +549,18 @@ def epsilon_greedy_for_space(action_space: gym.Space, config: EpsilonConfig) -> 
     """Returns the distribution over the actions of a Discrete space.
 
     Raises:
-      ValueError: the space is another one, or the settings are inconsistent.
+      ValueError: the space is another one.
     """
     if not isinstance(action_space, gym.spaces.Discrete):
         raise ValueError(
             f"agent.policy is epsilon_greedy, which chooses one of n actions, not {action_space}: "
             "play another environment, or set agent.policy to stochastic."
         )
-    finals, weights = config.finals, config.weights
-    if not finals or len(finals) != len(weights) or sum(weights) <= 0.0:
-        raise ValueError(
-            f"agent.epsilon has the finals {finals} with the weights {weights}: give as many of "
-            "one as of the other, one or more, and weights that are not all 0."
-        )
     return EpsilonGreedy(
         int(action_space.n),
         config.anneal,
-        finals,
-        weights,
+        config.finals,
+        config.weights,
         int(action_space.start),
         action_space.dtype,
     )

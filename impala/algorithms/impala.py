@@ -6,6 +6,7 @@ Hessel et al. 2018, arXiv 1809.04474.
 """
 
 import math
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,6 +26,14 @@ class Impala(PolicyGradient):
 
     demands = demands.IMPALA
     _config: ImpalaConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self._config.correction == "epsilon" and self.agent.distribution.has_density:
+            raise ValueError(
+                "impala.correction is epsilon, which adds 1e-6 to probabilities; for actions of a "
+                "box there are densities, in its unit: set it to vtrace, one_step or none."
+            )
 
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
         """V-trace policy gradient, baseline and -entropy; on replayed rows, also cloning."""

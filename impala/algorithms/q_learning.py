@@ -5,7 +5,7 @@ asynchronous gradients; double Q-learning: van Hasselt et al. 2016, arXiv 1509.0
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -15,7 +15,8 @@ from impala.algorithms import losses
 from impala.algorithms.base import Algorithm, LossOutput, Played, Sums, Term, copy_if, target_of
 from impala.config import demands
 from impala.config.schema import ObjectiveConfig, QLearningConfig
-from impala.types import Batch
+from impala.environments.spaces import ACTION_MASK
+from impala.types import Batch, StepType
 
 
 class QLearning(Algorithm):
@@ -52,6 +53,7 @@ class QLearning(Algorithm):
     def loss(self, batch: Batch, progress: tf.Tensor | float = 0.0) -> LossOutput:
         """Computes the Huber loss of the temporal differences of the actions taken."""
         config = self._config
+        batch = _with_last_masks(batch)
         network_output = self.unroll(batch)
         target_output = self.unroll(batch, self._target)
         steps = losses.align(batch, network_output, self._objective, self.burn_in)
@@ -107,3 +109,21 @@ class QLearning(Algorithm):
         ):
             for target, variable in zip(self._target.variables, self.agent.variables, strict=True):
                 target.assign(variable)
+
+
+def _with_last_masks(batch: Batch) -> Batch:
+    """Gives last rows whose action mask allows nothing the mask before them.
+
+    At a time limit the target bootstraps from there, and without a mask would be the largest of
+    values that were never learned.
+    """
+    timestep = batch.unroll.timestep
+    observation = timestep.observation
+    if not (isinstance(observation, Mapping) and ACTION_MASK in observation):
+        return batch
+    mask = observation[ACTION_MASK]  # [T + 1, B, n]
+    says_nothing = tf.reduce_all(tf.cast(mask, tf.float32) <= 0.0, axis=-1)
+    is_unknown = says_nothing & (timestep.step_type == StepType.LAST)
+    mask = tf.where(is_unknown[..., tf.newaxis], tf.concat([mask[:1], mask[:-1]], axis=0), mask)
+    timestep = timestep._replace(observation={**observation, ACTION_MASK: mask})
+    return batch._replace(unroll=batch.unroll._replace(timestep=timestep))

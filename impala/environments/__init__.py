@@ -14,7 +14,7 @@ from impala.config.schema import ActorConfig, EnvironmentConfig, RepeatConfig
 from impala.environments import bandit, catch, gymnasium, minatar, sources
 from impala.environments.base import Environment
 from impala.environments.failure import EnvironmentFailed
-from impala.environments.joint import Joint, join
+from impala.environments.joint import Joint, check_fits, join
 from impala.environments.processes import Processes
 from impala.environments.spaces import SEEN
 from impala.environments.wrappers import Checked, WithHistory
@@ -30,6 +30,7 @@ __all__ = [
     "EnvironmentFailed",
     "Joint",
     "check",
+    "check_fits",
     "check_joint",
     "join",
     "make",

@@ -1,7 +1,9 @@
 """Demonstrations: episodes that others have played, checked and joined to one stream of rows.
 
 An episode is what Minari calls so: n `rewards`, `actions`, `terminations` and `truncations`, and
-n + 1 `observations`, of which Dicts and Tuples have arrays of so many rows.
+n + 1 `observations`, of which Dicts and Tuples have arrays of so many rows. `infos` may have a
+`discount`, as `impala record` writes it: n + 1 numbers from 0 to 1, how much the future counts
+after each step, such as 0 at a lost life; the first means nothing.
 """
 
 import contextlib
@@ -9,7 +11,7 @@ import functools
 import importlib
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -24,7 +26,10 @@ from impala.parts.components import Allowed
 from impala.types import Nest, StepType, TimeStep
 
 MINARI = "minari:"
+DISCOUNT = "discount"
+"""The name in `infos`."""
 _INSIDE = 0.99  # of a box, which actions are moved into
+_SHARE = gym.spaces.Box(0.0, 1.0, (), np.float32)
 _FIELDS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
@@ -125,7 +130,8 @@ def stream(
         or there are none; names the dataset, the episode and the step.
     """
     observation_space, action_space = main_space(spaces[0]), spaces[1]
-    if of_dataset is not None and of_dataset != (observation_space, action_space):
+    ours = observation_space, action_space
+    if of_dataset is not None and [*map(_int64, of_dataset)] != [*map(_int64, ours)]:
         raise ValueError(
             f"The demonstrations of {name} see {written(of_dataset[0])} and do "
             f"{written(of_dataset[1])}; this run sees {written(observation_space)} and does "
@@ -154,6 +160,20 @@ def stream(
     return joined
 
 
+def _int64(space: gym.Space) -> gym.Space:
+    """Returns a space whose choices are int64, as those of Minari always are."""
+    match space:
+        case gym.spaces.Dict():
+            return gym.spaces.Dict({key: _int64(part) for key, part in space.spaces.items()})
+        case gym.spaces.Tuple():
+            return gym.spaces.Tuple([_int64(part) for part in space])
+        case gym.spaces.Discrete():
+            return gym.spaces.Discrete(int(space.n), start=int(space.start))
+        case gym.spaces.MultiDiscrete():
+            return gym.spaces.MultiDiscrete(space.nvec, start=space.start)
+    return space
+
+
 def _stream(episode: Any, observation_space: gym.Space, action_space: gym.Space) -> Stream:
     """Returns the n + 1 rows of an episode."""
     if lacking := [name for name in _FIELDS if not hasattr(episode, name)]:
@@ -180,6 +200,10 @@ def _stream(episode: Any, observation_space: gym.Space, action_space: gym.Space)
     )
     action = base.map_leaves(functools.partial(_rows, n), "action", action_space, episode.actions)
     action = base.map_leaves(_inside, "action", action_space, action)
+    discount = np.concatenate([np.ones(1, np.float32), 1.0 - ends[0].astype(np.float32)])
+    infos = getattr(episode, "infos", None)
+    if isinstance(infos, Mapping) and DISCOUNT in infos:
+        discount *= _rows(n + 1, "discount", _SHARE, infos[DISCOUNT])
     step_type = np.full(n + 1, StepType.MID, np.int8)
     step_type[0], step_type[-1] = StepType.FIRST, StepType.LAST
     first = np.zeros(1, np.float32)
@@ -187,7 +211,7 @@ def _stream(episode: Any, observation_space: gym.Space, action_space: gym.Space)
         TimeStep(
             observation,
             reward=np.concatenate([first, rewards]),
-            discount=np.concatenate([first + 1, 1.0 - ends[0].astype(np.float32)]),
+            discount=discount,
             step_type=step_type,
         ),
         tree.map_structure(lambda x: np.concatenate([np.zeros_like(x[:1]), x]), action),

@@ -22,6 +22,7 @@ from impala.environments.spaces import (
     is_wrapped,
     leaves,
     num_tasks,
+    written,
 )
 from impala.types import Nest, TimeStep
 
@@ -82,7 +83,7 @@ def _join(what: str, one: gym.Space, other: gym.Space) -> gym.Space:
                     pick(_pad(getattr(one, bound), shape), _pad(getattr(other, bound), shape))
                     for bound, pick in (("low", np.minimum), ("high", np.maximum))
                 )
-                return gym.spaces.Box(low, high, dtype=one.dtype.type)
+                return gym.spaces.Box(low, high, shape, one.dtype.type)  # () is not inferred
     if one == other:
         return one
     raise ValueError(
@@ -103,6 +104,51 @@ def _pad(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     leading = array.ndim - len(shape)
     missing = [(0, to - has) for has, to in zip(array.shape[leading:], shape, strict=True)]
     return np.pad(array, [(0, 0)] * leading + missing)
+
+
+def check_fits(own: Spaces, joint: Spaces, *, exactly: bool) -> None:
+    """Checks that environments can be played through joint spaces, which the past may have made.
+
+    Args:
+      own: spaces of the environments.
+      joint: of `join`.
+      exactly: nothing is padded, as there is one task.
+
+    Raises:
+      ValueError: they cannot; says what differs.
+    """
+    ours, known = (dict(leaves(_parts_of(each[0]))) for each in (own, joint))
+    if not exactly:  # what `join` has added
+        known = {x: y for x, y in known.items() if x in ours or x[1:] not in (ACTION_MASK, TASK)}
+    fits = ours.keys() == known.keys() and all(
+        _is_like(ours[name], known[name], exactly) for name in ours
+    )
+    is_masked = not exactly and has_action_mask(joint[0])
+    is_choice = isinstance(own[1], gym.spaces.Discrete)
+    fit = fits, _is_like(own[1], joint[1], not is_masked) if is_choice else own[1] == joint[1]
+    for what, is_fit, mine, theirs in zip(("observation", "action"), fit, own, joint, strict=True):
+        if not is_fit:
+            raise ValueError(
+                f"The environment's {what} is {written(mine)}, but was {written(theirs)} for the "
+                "agent: play an environment with the same spaces."
+            )
+
+
+def _parts_of(space: gym.Space) -> gym.Space:
+    return space if is_wrapped(space) else gym.spaces.Dict(observation=space)
+
+
+def _is_like(own: gym.Space, joint: gym.Space, exactly: bool) -> bool:
+    """Whether elements of a leaf are, perhaps padded, elements of a joint one, up to bounds."""
+    match own, joint:
+        case gym.spaces.Box(), gym.spaces.Box() if own.dtype == joint.dtype:
+            sizes, most = own.shape, joint.shape
+        case gym.spaces.Discrete(), gym.spaces.Discrete() if own.start == joint.start:
+            sizes, most = (int(own.n),), (int(joint.n),)
+        case _:
+            return own == joint
+    is_smaller = len(sizes) == len(most) and all(np.less_equal(sizes, most))
+    return sizes == most or (is_smaller and not exactly)
 
 
 class Joint(base.Wrapper):

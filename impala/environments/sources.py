@@ -217,6 +217,10 @@ def _explained(id: str, kwargs: dict[str, Any] | None = None) -> Iterator[None]:
             ) from error
         if kwargs is None:
             raise
+        if "render_mode" in kwargs and "render_mode" in str(error):
+            raise ValueError(
+                f"{id} cannot be shown, as it is made without render_mode: {described(error)}."
+            ) from error
         raise ValueError(
             f"environment.kwargs is {kwargs}; {id} refuses it: {described(error)}."
         ) from error

@@ -296,5 +296,5 @@ def _with_none(space: gym.Space) -> gym.Space:
             return gym.spaces.MultiDiscrete(space.nvec + 1, start=space.start - 1)
         case gym.spaces.Box():
             low, high = np.minimum(space.low, 0), np.maximum(space.high, 0)
-            return gym.spaces.Box(low, high, dtype=space.dtype.type)
+            return gym.spaces.Box(low, high, space.shape, space.dtype.type)  # () is not inferred
     return space

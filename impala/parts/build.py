@@ -54,16 +54,18 @@ def environment(
     first: int = 0,
     render_mode: str | None = None,
     joint: Spaces | None = None,
+    exactly: bool = False,
     task: int = 0,
     own: Own = _NONE,
 ) -> Environment:
     """Returns `num_envs` environments that step together, adapted to `joint` spaces.
 
-    `actor` and `first` are as for `impala.environments.make`; `task` is the number of the task in
-    the run.
+    `actor` and `first` are as for `impala.environments.make`, `exactly` as for `check_fits`; `task`
+    is the number of the task in the run.
 
     Raises:
-      ValueError: there is no such environment, or it cannot be made with these settings.
+      ValueError: there is no such environment, it cannot be made with these settings, or it does
+        not fit the joint spaces.
     """
     from impala import environments  # here, so that other tools load no emulator
 
@@ -80,8 +82,14 @@ def environment(
         first=first,
         render_mode=render_mode,
     )
-    if joint is None or joint == (made.observation_space, made.action_space):
+    spaces = made.observation_space, made.action_space
+    if joint is None or joint == spaces:
         return made
+    try:
+        environments.check_fits(spaces, joint, exactly=exactly)
+    except ValueError:
+        made.close()
+        raise
     return environments.Joint(made, *joint, task)
 
 

@@ -56,8 +56,8 @@ class Player:
           render_mode: of environment 0.
 
         Raises:
-          ValueError: they cannot be made, for instance because a package is missing, or are
-            played elsewhere.
+          ValueError: they cannot be made, for instance because a package is missing, are played
+            elsewhere, or have other spaces than when the agent was trained.
         """
         if self.is_external:
             raise ValueError(
@@ -70,6 +70,7 @@ class Player:
             actor=self.config.actor,
             render_mode=render_mode,
             joint=self.spaces,
+            exactly=len(self.config.tasks.environments) <= 1,
             task=self.number,
             own=self._own,
         )

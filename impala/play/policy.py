@@ -247,6 +247,9 @@ def _look(space: gym.Space, observation: Nest) -> tuple[_Shown, Nest]:
     if is_wrapped(space):
         names = set(space.spaces)
         is_whole = isinstance(observation, Mapping) and {"observation"} <= set(observation) <= names
+        if is_whole and isinstance(space["observation"], gym.spaces.Dict):
+            inner = observation["observation"]  # or is it a key of the Dict?
+            is_whole = isinstance(inner, Mapping) and set(inner) == set(space["observation"])
         observation = dict(observation) if is_whole else {"observation": observation}
         missing = frozenset(names - set(observation))
         if unknown := sorted(missing - SEEN - {TASK}):

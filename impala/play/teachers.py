@@ -4,6 +4,7 @@ import hashlib
 import logging
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from impala.algorithms import teachers
 from impala.algorithms.teachers import Teacher
@@ -14,6 +15,7 @@ from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint
 from impala.parts import build, sections
 from impala.play.player import has_value
+from impala.schedule import tasks
 from impala.schedule.tasks import Task
 
 _log = logging.getLogger(__name__)
@@ -129,11 +131,23 @@ def _without_value(saved: Checkpoint, config: Config) -> str:
         return f"was trained with {saved.algorithm}, which has no baseline"
     if num_tasks(saved.spaces[0]) > 1:
         return "was trained with agent.popart on several tasks, each with values of its own"
-    pairs = [values.to_dict(each.objective) for each in (saved.config, config)]
-    differ = [
-        f"{name} {x}, here {pairs[1][name]}" for name, x in pairs[0].items() if x != pairs[1][name]
-    ]
-    return f"has values of another return (objective: {'; '.join(differ)})" if differ else ""
+    theirs, ours = (values.flatten(_of_return(each)) for each in (saved.config, config))
+    both = [(name, x, ours[name]) for name, x in theirs.items() if name in ours]
+    differ = [f"{name} {x}, here {y}" for name, x, y in both if x != y]
+    return f"has values of another return ({'; '.join(differ)})" if differ else ""
+
+
+def _of_return(config: Config) -> dict[str, Any]:
+    """Returns the settings that decide what a return is."""
+    atari, repeat = config.environment.atari, config.environment.repeat
+    names = ("life_loss_ends", "frame_skip", "frame_skip_most")
+    played = tasks.make(config.environment, config.tasks)
+    is_atari = any(task.environment.id.startswith("ALE/") for task in played)
+    return {
+        "objective": values.to_dict(config.objective),
+        "environment.repeat": values.to_dict(repeat),
+        "environment.atari": {name: getattr(atari, name) for name in names if is_atari},
+    }
 
 
 def _copy(logdir: pathlib.Path, name: str) -> pathlib.Path:

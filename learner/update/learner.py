@@ -85,7 +85,7 @@ class Learner:
         compiled = functools.partial(tf.function, jit_compile=jit_compile, autograph=False)
         self._updates: dict[tuple[Layout, int], Sequence[Callable[..., Any]]] = {}  # to be tried
         self._of_part = replicas.compiled_part(self._loss_and_gradients, jit_compile=jit_compile)
-        self._differentiate = compiled(self._gradients)
+        self._differentiate = compiled(lambda *batch: self._loss_and_gradients(*batch)[1:])
         self._judge = compiled(self._is_good)
         self._apply = compiled(algorithm.agent.unroll)
         self._metrics: Sequence[str] = ()  # their names, known once an update is traced
@@ -383,12 +383,6 @@ class Learner:
             output = self._algorithm.loss(batch, progress)
             loss = tf.reduce_sum(weights * output.loss)
         return output, loss, tape.gradient(loss, variables)
-
-    def _gradients(
-        self, batch: Batch, weights: tf.Tensor, progress: tf.Tensor
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        _, loss, gradients = self._loss_and_gradients(batch, weights, progress)
-        return loss, gradients
 
     def _is_good(self, unroll: Batch, limit: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
         """Returns whether the loss and gradients of one unroll [T + 1, 1, ...] are finite."""
