@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -47,7 +47,9 @@ class LearnerClient(Connection):
 
     def __init__(self, learner: str, *, shared: SharedPulls | None = None, **others: Any):
         self._shared = shared
-        self._waited = 0.0  # seconds, since the last message
+        self.players = 1
+        """How many threads play, each of which may wait."""
+        self._waited = 0.0  # seconds of all players, since the last message
         self._permit = 0  # number of that of the round that is being made
         self._round_unrolls = 0  # of a round
         self._unrolls_left = 0  # of this round, still to be sent
@@ -67,12 +69,12 @@ class LearnerClient(Connection):
         with self._lock:
             session = self._session
             if not session.needs_permits:
-                self._waited += self._wait(lambda: session.parameters is not None)
+                self._await(lambda: session.parameters is not None)
             elif self._unrolls_left <= 0:
                 self._round_unrolls = unrolls
                 session.want_permit(unrolls)
                 self._wake()
-                self._waited += self._wait(lambda: session.permit is not None)
+                self._await(lambda: session.permit is not None)
 
     def parameters(self) -> Parameters:
         """Returns the newest parameters pulled. Waits only for the first ones.
@@ -80,10 +82,10 @@ class LearnerClient(Connection):
         If a round of unrolls needs a permit, it begins now, and these are its parameters.
         """
         with self._lock:
-            self._waited += self._wait(lambda: self._session.parameters is not None)
+            self._await(lambda: self._session.parameters is not None)
             self._look()
             if self._session.needs_permits:
-                self._waited += self._wait(lambda: self._session.permit is not None)
+                self._await(lambda: self._session.permit is not None)
                 self._permit = self._session.begin_round().number
                 self._unrolls_left = self._round_unrolls
             assert self._session.parameters is not None
@@ -111,7 +113,7 @@ class LearnerClient(Connection):
         with self._lock:
             reply = self._session.reply
             assert reply is not None
-            self._waited += self._wait(self._session.has_room)
+            self._await(self._session.has_room)
         message, tensors = messages.unrolls(
             self._session.name, self._session.incarnation, reply, unrolls
         )
@@ -124,7 +126,7 @@ class LearnerClient(Connection):
         message.permit = self._permit
         with self._lock:
             self._unrolls_left -= message.num_envs
-            self._session.append(message, time.monotonic(), self._waited, tensors)
+            self._session.append(message, time.monotonic(), self._waited / self.players, tensors)
             self._waited = 0.0
             self._changed()
         self._metrics.frames.inc(sum(message.frames))
@@ -141,6 +143,11 @@ class LearnerClient(Connection):
         super().close()
         if self._shared is not None:
             self._shared.leave()
+
+    def _await(self, ready: Callable[[], bool]) -> None:
+        """Waits, with the lock held, and counts the seconds."""
+        waited = self._wait(ready)
+        self._waited += waited  # not in one line: it changes while this waits
 
     # What the threads do.
 

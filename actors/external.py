@@ -174,6 +174,7 @@ class Client:
                 )
             row = self._free.pop() if self._free else self._new_row()
             self._open += 1
+            self._wire.players = self._open
         return Session(self, row)
 
     def close(self) -> None:
@@ -210,6 +211,7 @@ class Client:
     def _ended(self, row: "_Row") -> None:
         with self._lock:
             self._open -= 1
+            self._wire.players = max(1, self._open)
             if row.error is None:
                 self._free.append(row)
 

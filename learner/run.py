@@ -18,6 +18,7 @@ from impala.logdir import checkpoint
 from impala.logdir import directory as log_directory
 from impala.logdir.checkpoint import Checkpoint, CheckpointError
 from impala.logdir.directory import LogDirectory, StorageError
+from impala.parts.components import steps_together
 from impala.play import teachers
 from impala.runtime import process
 from impala.runtime.listen import from_anywhere, is_local
@@ -489,7 +490,11 @@ def _writer(state: State, evaluations: Evaluations, service: LearnerService) -> 
     """Returns the thread that writes telemetry."""
     config, options = state.config, state.options
     metrics = options.metrics_listen
-    advice = pace.advice(config.environment, config.actor.num_envs)
+    played = [task.environment for task in state.plan.played]
+    slowest = next((x for x in played if not steps_together(x.id)), played[0])
+    advice = pace.advice(slowest, config.actor.num_envs)
+    if options.play is not None:
+        advice = "it has one thread: leave out --serial"
     return Writer(
         *(evaluations, service.evaluators.reports),
         Prometheus(metrics) if metrics is not None else None,

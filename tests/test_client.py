@@ -459,3 +459,29 @@ def decoded(message: pb.Unrolls, unroll_length: int, num_envs: int) -> ActorUnro
         message.learner_incarnation,
         [Episode(e.episode_return, e.length, e.frames, dict(e.info)) for e in message.episodes],
     )
+
+
+def test_players_that_wait_at_once_count_once(learner: FakeLearner) -> None:
+    """Given a client whose two players wait for the same second, while a third one sends."""
+    with connect(learner) as client:
+        client.join()
+        client.players = 2
+        is_ready = False
+
+        def wait() -> None:
+            with client._lock:
+                client._await(lambda: is_ready)
+
+        threads = [threading.Thread(target=wait) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        client._waited = 30.0
+        client.send(unrolls())
+        time.sleep(0.5)
+        with client._lock:
+            is_ready = True
+            client._wake()
+        for thread in threads:
+            thread.join()
+        assert 1.9 < client._waited < 20.0  # without the 30 s, which the message has

@@ -86,6 +86,12 @@ def test_what_was_not_seen_yet_was_not_forgotten(tmp_path: pathlib.Path) -> None
     assert continual.summary(run)["a"].forgetting == pytest.approx(2 / 8)
 
 
+def test_before_its_first_evaluation_nothing_is_known_of_a_task(tmp_path: pathlib.Path) -> None:
+    lines = [("a", 250, [8.0]), ("a", 300, [6.0]), ("a", 400, [4.0])]
+    changes = continual.changes(continual.read(write(tmp_path, lines)))
+    assert [change.block for change in changes if change.task == "a"] == [3]
+
+
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [

@@ -171,6 +171,14 @@ def test_what_needs_other_processes_is_refused(words: tuple[str, ...], error: st
         serial.run(parse("train", Train, ["catch", "--serial", *words]))
 
 
+def test_while_the_learner_learns_the_actor_waits(tmp_path: pathlib.Path) -> None:
+    words = ("train", "catch", "--serial", "--logdir", tmp_path / "run", "--total-frames", 3000)
+    done = services.run(*words, "--agent.hidden-sizes", 512, 512, "--learner.log-seconds", 0.1)
+    assert done.returncode == 0, done.stderr
+    rows = services.rows(tmp_path / "run")
+    assert max(row.get("actor/wait_share", 0.0) for row in rows) > 0.1
+
+
 def test_an_emptied_replay_is_not_missed_when_replay_begins_again(tmp_path: pathlib.Path) -> None:
     words = ("train", "catch", "--serial", "--logdir", tmp_path / "run")
     warm_up = ("--mix.warm-up-unrolls", "40")

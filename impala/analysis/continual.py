@@ -160,7 +160,7 @@ def changes(run: Run) -> list[Change]:
             if task == block.task or block.start == block.end or name not in run.curves:
                 continue
             curve = run.curves[name]
-            if curve.frames[-1] <= block.start:  # not evaluated since
+            if curve.frames[-1] <= block.start or curve.frames[0] >= block.end:  # not evaluated
                 continue
             gain = (curve.at(block.end) - curve.at(block.start)) / _largest(curve)
             found.append(

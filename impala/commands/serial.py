@@ -152,6 +152,8 @@ class _Actor:
         self._unrolls: Iterator[ActorUnrolls] | None = None
         self._permit = 0  # number of that of the round that is being made
         self._left = 0  # unrolls of that round, still to be sent
+        self._played = 0.0  # when, after which it waits for the learner
+        self._waited = 0.0  # seconds, since the last message
 
     def __enter__(self) -> Self:
         return self
@@ -165,8 +167,11 @@ class _Actor:
         """Plays and submits the unrolls of one group, unless they need a permit and get none."""
         import tensorflow as tf
 
+        if self._played:
+            self._waited += time.monotonic() - self._played
         with tf.device("/CPU:0"):  # a GPU is the learner's
             self._play()
+        self._played = time.monotonic()
 
     def _play(self) -> None:
         if self._unrolls is None:
@@ -230,7 +235,8 @@ class _Actor:
         message, tensors = messages.unrolls(_NAME, session.incarnation, session.reply, unrolls)
         message.permit = self._permit
         self._left -= message.num_envs
-        session.append(message, time.monotonic(), 0.0, tensors)
+        session.append(message, time.monotonic(), self._waited, tensors)
+        self._waited = 0.0
         sent = session.next_message(session.connection)
         assert sent is not None
         views, rest = codec.split(sent)
