@@ -12,7 +12,7 @@ import sys
 from types import FrameType
 
 JOB = pathlib.Path(os.environ["SLURM_STAND_IN"])  # has `state`, `tasks/PID`, `requeued`
-SRUN = ("--ntasks", "--nodes", "--cpus-per-task", "--exact", "--kill-on-bad-exit")
+SRUN = ("--ntasks", "--nodes", "--cpus-per-task", "--exact", "--kill-on-bad-exit", "--gres")
 
 
 def srun(arguments: list[str]) -> int:

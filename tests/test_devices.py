@@ -25,6 +25,7 @@ from impala import finite
 from impala.config.presets import PRESETS
 from impala.config.schema import Config, LearnerConfig, MixConfig
 from impala.parts import build
+from impala.runtime import process
 from impala.schedule import phases, tasks
 from impala.types import Batch, Parameters, StepType, Unroll
 from learner.data.mix import Mix
@@ -274,3 +275,31 @@ def test_cusolver_is_loaded_from_its_wheel(
         check=True,
     )
     assert str(library) in child.stdout
+
+
+def test_limits_of_a_cgroup_below_the_root_hold(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a Slurm step (cgroup v2), and of a unit of systemd (v1)."""
+    own = tmp_path / "own"
+    monkeypatch.setattr(process, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(process, "_OWN_CGROUPS", own)
+    for name, text in (
+        ("job/memory.max", "8000000"),
+        ("job/step/memory.max", "max"),
+        ("job/cpu.max", "150000 100000"),
+        ("job/step/cpu.max", "max 100000"),
+        ("memory/unit/memory.limit_in_bytes", "4000000"),
+        ("cpu/unit/cpu.cfs_quota_us", "50000"),
+        ("cpu/unit/cpu.cfs_period_us", "100000"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    for lines, memory, cores in (
+        ("0::/job/step\n", 8_000_000, 1.5),
+        ("7:cpu,cpuacct:/unit\n3:memory:/unit\n0::/\n", 4_000_000, 0.5),
+    ):
+        own.write_text(lines)
+        assert (process.memory(), process._cgroup_cores()) == (memory, cores)
+    own.unlink()
+    assert process.memory() > 8_000_000 and process._cgroup_cores() == 2**31

@@ -314,11 +314,12 @@ def available_cores() -> int:
 
 def memory() -> int:
     """Returns the bytes of memory that this process may use: the host's, or its cgroup's."""
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup v2, v1
-        with contextlib.suppress(OSError, ValueError):
-            return min(host, int((pathlib.Path("/sys/fs/cgroup") / name).read_text()))
-    return host
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for directory in _cgroups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):  # cgroup v2, v1
+            with contextlib.suppress(OSError, ValueError):
+                limits.append(int((directory / name).read_text()))
+    return min(limits)
 
 
 def replay_memory(setting: int) -> int:
@@ -327,15 +328,38 @@ def replay_memory(setting: int) -> int:
 
 
 def _cgroup_cores() -> float:
-    """Returns a container's CPU quota (cgroup v2, then v1) in cores; 2^31 if there is none."""
-    unlimited = float(2**31)
-    cgroup = pathlib.Path("/sys/fs/cgroup")
+    """Returns the CPU quota (cgroup v2, then v1) in cores; 2^31 if there is none."""
+    limits = [float(2**31)]
+    for directory in _cgroups("cpu"):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (directory / "cpu.max").read_text().split()
+            limits.append(int(quota) / int(period))  # which is no number if it is "max"
+        with contextlib.suppress(OSError):
+            quota = (directory / "cpu.cfs_quota_us").read_text().strip()
+            period = (directory / "cpu.cfs_period_us").read_text().strip()
+            if quota != "-1":
+                limits.append(int(quota) / int(period))
+    return min(limits)
+
+
+_CGROUPS, _OWN_CGROUPS = pathlib.Path("/sys/fs/cgroup"), pathlib.Path("/proc/self/cgroup")
+
+
+def _cgroups(controller: str) -> Iterator[pathlib.Path]:
+    """Yields the directories whose limits hold for this process: its cgroup and those above it.
+
+    A container has its own at the root; a Slurm step or a unit of systemd has it further down.
+    """
     try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text().strip()
-            period = (cgroup / "cpu/cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return unlimited
-    return unlimited if quota in ("max", "-1") else int(quota) / int(period)
+        lines = _OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        lines = []
+    yield from (_CGROUPS, _CGROUPS / controller)  # v2, v1
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        place = _CGROUPS / controller if controllers else _CGROUPS
+        for part in pathlib.PurePath(path).parts[1:]:
+            place /= part
+            yield place
