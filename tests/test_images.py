@@ -150,3 +150,10 @@ def test_a_stack_of_frames_has_the_sums_of_its_frames() -> None:
     assert isinstance(stacked, Frames)
     assert stacked.pixels.shape == (7, 3, 9, 8, 4)
     tree.map_structure(np.testing.assert_array_equal, stacked.sums, images.sums(stacked.pixels))
+
+
+def test_sums_of_wide_pixels_do_not_overflow() -> None:
+    pixels = np.random.default_rng(0).integers(0, 2**32, (1, 84, 84, 1), np.uint32)
+    exact = pixels.astype(np.float64)
+    expected = [[exact.sum(), np.square(exact).sum()]]
+    np.testing.assert_allclose(images.sums(tf.constant(pixels)), expected, rtol=1e-12)

@@ -198,4 +198,8 @@ class TestMasked:
     def test_explained_variance_of_targets_that_do_not_vary_is_zero(self) -> None:
         values = tf.constant([[1.0, 2.0], [3.0, 4.0]])
 
-        assert losses.explained_variance(values, tf.ones([2, 2]), tf.ones([2, 2])).numpy() == 0.0
+        for target in (1.0, 0.1):  # of which the mean is rounded
+            targets = tf.fill([2, 2], target)
+            assert losses.explained_variance(values, targets, tf.ones([2, 2])).numpy() == 0.0
+        many = tf.fill([20, 32], 0.1)
+        assert losses.explained_variance(many + 0.1, many, tf.ones([20, 32])).numpy() == 0.0

@@ -1,5 +1,6 @@
 """Arguments that cannot be right are refused, in words that name the value and what to give."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 import vtrace
 from actors.actor import Actor
+from impala.agents import distributions
 from impala.agents.cores import Core
 from impala.agents.normaliser import Normaliser
 from impala.agents.torsos import Torso
@@ -179,6 +181,17 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a phase that ends before replay is warm": (
         lambda: rules.validate(configured("cartpole", phases=["critic:900", "impala"])),
         "critic has 900 frames",
+    ),
+    **{
+        f"a box from {low} to {high}": (
+            functools.partial(distributions.for_space, gym.spaces.Box(low, high, (1,), np.float64)),
+            "float32 cannot tell its values apart",
+        )
+        for low, high in ((1e8, 1e8 + 1.0), (-1e300, 1e300), (0.0, 1e-40))
+    },
+    "a clip that float32 cannot hold": (
+        lambda: rules.validate(configured(optimiser={"clip_global_norm": 1e38})),
+        r"clip_global_norm is 1e\+38; it must be from 0 to 1e\+30",
     ),
     "a name twice": (lambda: start_twice(Program("a", ["sleep", "9"])), "the name of two programs"),
 }

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from impala.logdir import checkpoint
 from impala.types import Unroll
+from learner.data import replay as replay_module
 from learner.data.replay import Replay, Rule
 from learner.data.rows import Layout
 from learner.data.storage import Disk
@@ -402,3 +403,30 @@ def test_a_killed_learner_comes_back_with_its_replay(tmp_path: pathlib.Path) -> 
                 assert sorted(batch.parameter_version) == messages.held(replay).tolist()
             added = contents.added
             replay.close()
+
+
+def test_a_cleared_replay_takes_no_room_on_disk(tmp_path: pathlib.Path) -> None:
+    replay = make(Disk(tmp_path, "test"), capacity=2000)
+    replay.add(rows(0, 2000), ACTOR)
+    replay.commit()
+    full = (tmp_path / "replay.sqlite").stat().st_size
+    replay.clear()
+    replay.add(rows(0, 3), ACTOR)
+    replay.commit()
+    replay.close()
+    assert (tmp_path / "replay.sqlite").stat().st_size < full / 5
+    replay = make(Disk(tmp_path, "test"), capacity=2000)
+    assert (len(replay), replay.contents().added, replay.is_full) == (3, 2003, False)
+    replay.close()
+
+
+def test_a_commit_is_due_by_bytes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_module, "_COMMIT_BYTES", 10 * LAYOUT.row_bytes)
+    monkeypatch.setattr(replay_module, "_COMMIT_SECONDS", 0.0)
+    replay = make(Disk(tmp_path, "test"), capacity=100)
+    begun = []
+    for first, count in ((0, 9), (9, 1)):
+        replay.add(rows(first, count), ACTOR)
+        begun.append(replay._writing is not None)
+    assert begun == [False, True]
+    replay.close()

@@ -182,3 +182,19 @@ def test_a_wrong_shape_is_named(name: str, change: Callable[[np.ndarray], np.nda
 def test_a_threshold_below_zero_is_refused(name: str, threshold: float) -> None:
     with pytest.raises(ValueError, match=f"{name} is {threshold}; it must be 0 or more, or None"):
         vtrace.from_importance_weights(**make_inputs(), **{name: threshold})
+
+
+def test_without_a_threshold_infinite_weights_end_where_nothing_follows() -> None:
+    """As of a density whose ratio overflows."""
+    rows = tf.zeros([2, 1])
+    for lambda_, discount in ((0.0, 1.0), (1.0, 0.0)):
+        found = vtrace.from_importance_weights(
+            log_rhos=tf.fill([2, 1], 100.0),
+            discounts=tf.fill([2, 1], discount),
+            rewards=rows + 1.0,
+            values=rows,
+            bootstrap_value=tf.zeros([1]),
+            clip_c_threshold=None,
+            lambda_=lambda_,
+        )
+        assert found.vs.numpy().tolist() == [[1.0], [1.0]]

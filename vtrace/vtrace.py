@@ -75,14 +75,14 @@ def from_importance_weights(
 
     rhos = tf.exp(log_rhos)
     clipped_rhos = _clip(rhos, clip_rho_threshold)
-    cs = lambda_ * _clip(rhos, clip_c_threshold)
+    cs = tf.math.multiply_no_nan(_clip(rhos, clip_c_threshold), lambda_)  # 0 times infinity is 0
 
     # Temporal differences: delta_t V = rho_t (r_t + gamma_t V(x_{t+1}) - V(x_t)).
     next_values = tf.concat([values[1:], tf.expand_dims(bootstrap_value, 0)], axis=0)
     deltas = clipped_rhos * (rewards + discounts * next_values - values)
 
     # Remark 1: v_s - V(x_s) = delta_s V + gamma_s c_s (v_{s+1} - V(x_{s+1})).
-    vs = values + _discounted_sums(deltas, discounts * cs)
+    vs = values + _discounted_sums(deltas, tf.math.multiply_no_nan(cs, discounts))
 
     # Section 4.2, policy gradient: v_{s+1}, and V(x_T) behind the last step.
     next_vs = tf.concat([vs[1:], tf.expand_dims(bootstrap_value, 0)], axis=0)

@@ -253,7 +253,7 @@ class EpsilonGreedy(Distribution, tf.Module):
         self.progress = tf.Variable(0.0, trainable=False, name="progress")
         self._anneal = anneal
         self._finals = np.asarray(finals, np.float32)
-        self._until = np.cumsum(weights).astype(np.float32)  # upper ends of the finals' intervals
+        self._until = upper_ends(weights)  # of the finals
         self._start = start
         self._dtype = tf.as_dtype(dtype)
 
@@ -644,12 +644,25 @@ def _box(space: gym.spaces.Box) -> TanhNormal:
             "which actions are useful, for instance by gymnasium.wrappers.TransformAction(env, "
             f"lambda action: action, gymnasium.spaces.Box(0.0, 1.0, {space.shape}))."
         )
-    if not (space.low < space.high).all():
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    if not (low < high).all():
         raise ValueError(
             f"No action distribution for {space}: low must be less than high in every dimension. "
             "Leave out the dimensions in which there is nothing to choose."
         )
+    half = high / 2.0 - low / 2.0
+    if not ((half >= 1e-30) & (half <= 1e30) & (half >= 1e-5 * np.maximum(-low, high))).all():
+        raise ValueError(
+            f"No action distribution for {space}: float32 cannot tell its values apart. Shift and "
+            "scale the action, by gymnasium.wrappers.RescaleAction for instance."
+        )
     return TanhNormal(space.low, space.high, space.dtype)
+
+
+def upper_ends(weights: Sequence[float]) -> np.ndarray:
+    """Returns the upper ends of intervals in 0 to 1 that are as wide as weights, float32."""
+    shares = np.asarray(weights, np.float64) / max(weights)  # which do not overflow
+    return (shares.cumsum() / shares.sum()).astype(np.float32)
 
 
 def _log_slope(point: tf.Tensor) -> tf.Tensor:

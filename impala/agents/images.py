@@ -23,7 +23,9 @@ class Frames(NamedTuple):
 
 @_compiled
 def sums(pixels: tf.Tensor) -> tf.Tensor:
-    """Returns the sums of pixels and of their squares, exactly: [..., H, W, C] to [..., 2] float64.
+    """Returns the sums of pixels and of their squares: [..., H, W, C] to [..., 2] float64.
+
+    They are exact, but for pixels of 32 or more bits.
 
     Parts of an image are added to each other pixel by pixel, and the pixels of the result at last:
     XLA has vectors for the first, not for the second.
@@ -35,7 +37,9 @@ def sums(pixels: tf.Tensor) -> tf.Tensor:
     most = int(pixels.dtype.max) ** 2 * size
     parts = max(each for each in range(1, 15) if size % each == 0)
     shape = [*tf.unstack(tf.shape(pixels)[:-3]), parts, size // parts]
-    integers = tf.cast(pixels, tf.int32 if most <= tf.int32.max else tf.int64)
+    fits = (tf.int32, tf.int64)
+    exact = next((dtype for dtype in fits if most <= dtype.max), tf.float64)
+    integers = tf.cast(pixels, exact)
     flat = tf.unstack(tf.reshape(integers, shape), axis=-2)
     both = [tf.reduce_sum(tf.add_n(each), -1) for each in (flat, [x * x for x in flat])]
     return tf.cast(tf.stack(both, axis=-1), tf.float64)

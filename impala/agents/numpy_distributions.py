@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
-from impala.agents.distributions import MOST_MEAN
+from impala.agents.distributions import MOST_MEAN, upper_ends
 from impala.config.schema import AgentConfig, EpsilonConfig
 from impala.environments.spaces import FORBIDDEN, by_size
 from impala.types import Nest
@@ -155,7 +155,7 @@ class EpsilonGreedy(Choices):
         super().__init__([int(space.n)], np.array(space.start), (), space.dtype)
         self._anneal = config.anneal
         self._finals = np.asarray(config.finals, np.float32)
-        self._until = np.cumsum(config.weights).astype(np.float32)
+        self._until = upper_ends(config.weights)
         self.progress = np.float32(0.0)
         """Share of the phase that is done: a variable of the agent."""
 

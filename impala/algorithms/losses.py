@@ -248,4 +248,6 @@ def explained_variance(values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor) -
         return masked_mean(tf.square(terms - masked_mean(terms, mask)), mask)
 
     spread = variance(targets)
-    return tf.math.divide_no_nan(spread - variance(targets - values), spread)
+    rounding = 1e-11 * tf.square(masked_mean(targets, mask))
+    share = tf.math.divide_no_nan(spread - variance(targets - values), spread)
+    return tf.where(spread > rounding, share, 0.0)

@@ -251,8 +251,9 @@ def _faults(found: Groups) -> str:
     """Shows what went wrong in each run, as far as rows of telemetry show it."""
     lines = []
     for run in _all(found):
-        counts = {name: _count(run, name) for name in sorted({n for r in run.rows for n in r})}
-        faults = [f"{n} {count:,.0f}" for n, count in counts.items() if count and _FAULTS.match(n)]
+        names = sorted(n for n in {n for r in run.rows for n in r} if _FAULTS.match(n))
+        counts = {name: _count(run, name) for name in [*names, "actor/joins"]}
+        faults = [f"{name} {counts[name]:,.0f}" for name in names if counts[name]]
         lines.append(
             (
                 html.escape(str(run.logdir)),

@@ -49,13 +49,13 @@ Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
 
 
-Cost = Annotated[float, Range(0.0)]
+Cost = Annotated[float, Range(0.0, 1e30)]  # float32 holds 1e38
 
 
 Share = Annotated[float, Range(0.0, 1.0)]
 
 
-Scale = Annotated[float, Range(1e-12)]
+Scale = Annotated[float, Range(1e-12, 1e30)]
 
 
 Decay = Annotated[float, Range(0.0, 1 - 1e-6)]

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,6 @@ def _of_tasks(name: re.Pattern[str], row: Row) -> Row:
 
 
 def _parse(line: Mapping[str, Any]) -> Row:
-    row = {name: value for name, value in line.items() if json_lines.is_number(value)}
+    row = {sys.intern(name): x for name, x in line.items() if json_lines.is_number(x)}
     row["frames"], row["seconds"]
     return row

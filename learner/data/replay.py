@@ -29,7 +29,7 @@ Rule = Literal["reservoir", "fifo"]
 _LEVEL = 1  # of zstd: pixel frames shrink to a hundredth, in microseconds each
 
 # A commit follows so many unrolls, if so much time has passed; a crash loses those since the last.
-_COMMIT_UNROLLS, _COMMIT_SECONDS = 1000, 10.0
+_COMMIT_UNROLLS, _COMMIT_BYTES, _COMMIT_SECONDS = 1000, 2**28, 10.0
 
 _NOWHERE = -1  # the slot of what is not in memory
 
@@ -96,6 +96,7 @@ class Replay:
         self._layout = layout
         # An unroll has one frame at least. The system gives memory when it is first written to.
         self._rows = layout.empty(min(memory // layout.row_bytes, capacity_frames))
+        self._commit_unrolls = max(1, min(_COMMIT_UNROLLS, _COMMIT_BYTES // layout.row_bytes))
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL)
         self._decompressor = zstandard.ZstdDecompressor()
         self._lock = threading.Lock()
@@ -266,6 +267,7 @@ class Replay:
             for number in list(self._numbers):
                 self._release(number)
             self._evicted_next.clear()
+            self._is_cleared = True
             self._state = self._state._replace(threshold=math.inf)
             return self._state.added
 
@@ -285,6 +287,7 @@ class Replay:
         self._unpinned: list[int] = []  # those of them that will be free
         self._new: set[int] = set()  # held, but not on the disk
         self._gone: set[int] = set()  # on the disk, but not held
+        self._is_cleared = False  # since the last commit, so that nothing there is held
         self._new_written: dict[int, _Held] = {}  # by the commit under way
         self._gone_written: set[int] = set()  # by the commit under way
         for number, head in () if self._disk is None else self._disk.heads():
@@ -376,7 +379,7 @@ class Replay:
         return (
             self._disk is not None
             and self._writing is None
-            and self._state.added - self._committed >= _COMMIT_UNROLLS
+            and self._state.added - self._committed >= self._commit_unrolls
             and time.monotonic() - self._committed_at >= _COMMIT_SECONDS
         )
 
@@ -385,15 +388,20 @@ class Replay:
         self._new_written = {n: dataclasses.replace(self._held[n]) for n in self._new}
         self._gone_written, self._new, self._gone = self._gone, set(), set()
         self._pinned = {held.slot for held in self._new_written.values()} - {_NOWHERE}
-        self._writing = self._writer.submit(
-            self._write, self._state, self._new_written, self._gone_written
-        )
+        written = self._state, self._new_written, self._gone_written, self._is_cleared
+        self._writing = self._writer.submit(self._write, *written)
+        self._is_cleared = False
         return self._writing
 
-    def _write(self, state: State, new: Mapping[int, _Held], gone: Iterable[int]) -> None:
+    def _write(
+        self, state: State, new: Mapping[int, _Held], gone: Iterable[int], is_cleared: bool
+    ) -> None:
         """Writes a commit, in the thread of its own. The lock is not held."""
         if self._disk is None:
             return
+        if is_cleared:
+            self._disk.empty(state.added)
+            gone = ()
         compressor = zstandard.ZstdCompressor(level=_LEVEL)
         records = {
             number: Record(

@@ -169,6 +169,21 @@ class Disk:
             self._put_meta("state", json.dumps(state._asdict()))
         self._state = state
 
+    def empty(self, added: int) -> None:
+        """Removes all records, by another file: each one's removal would go through the journal.
+
+        Args:
+          added: unrolls ever added, which the state is to count.
+
+        Raises:
+          StorageError: the disk cannot be written.
+        """
+        with self._lock, self._examining():
+            self.close()
+            self._make(self._file, added)
+            self._connect(self._file)
+            self._state = State(added=added)
+
     def start_over(self, damage: DamagedError, added: int = 0) -> None:
         """Empties the disk; its numbers continue from `state()` or `added`.
 

@@ -10,6 +10,7 @@ actor joins again and proves how far its receipts went. Unacknowledged messages 
 """
 
 import dataclasses
+import heapq
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
@@ -189,6 +190,7 @@ class Accounts:
         self._max_in_flight = max_in_flight
         self._lock = threading.Lock()
         self._indices: dict[str, int] = {}  # actor name -> index
+        self._free: list[int] = []  # heap of indices that were given back
         self._newest: dict[str, int] = {}  # actor name -> incarnation that appeared last
         self._joined: set[str] = set()  # actors that joined since this learner started
         self._ledgers: OrderedDict[_Key, _Ledger] = OrderedDict()  # idle the longest first
@@ -373,6 +375,8 @@ class Accounts:
             self._duplicates = state["duplicates"]
             self._rejected = Counter(state["rejected"])
             self._indices = dict(state["indices"])
+            used = set(self._indices.values())
+            self._free = [i for i in range(max(used, default=-1)) if i not in used]
             self._newest = dict(state["newest"])
             self._joined = set()
             self._ledgers = OrderedDict(
@@ -401,8 +405,7 @@ class Accounts:
 
     def _free_index(self) -> int:
         """Returns the smallest index that no remembered actor has."""
-        used = set(self._indices.values())
-        return next(i for i in range(len(used) + 1) if i not in used)
+        return heapq.heappop(self._free) if self._free else len(self._indices)
 
     def _forget(self) -> None:
         """Forgets ledgers with nothing in the queue until there are few enough.
@@ -413,6 +416,7 @@ class Accounts:
         excess = len(self._ledgers) - self._max_ledgers
         if excess <= 0:
             return
+        excess += self._max_ledgers // 20  # not all of this for each of many that join
         incarnations: dict[str, list[_Key]] = {}
         for key in self._ledgers:
             incarnations.setdefault(key[0], []).append(key)
@@ -429,6 +433,6 @@ class Accounts:
                 self._forgotten.add(key)
         names = {actor for actor, _ in self._ledgers}
         for actor in self._indices.keys() - names:
-            del self._indices[actor]
+            heapq.heappush(self._free, self._indices.pop(actor))
             self._newest.pop(actor, None)
             self._joined.discard(actor)

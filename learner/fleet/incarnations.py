@@ -14,7 +14,7 @@ from impala.logdir import atomic
 _log = logging.getLogger(__name__)
 
 _BLOCK = 1000  # versions reserved at once
-_KEPT = 100  # incarnations; beyond it, the oldest is forgotten
+_KEPT = 10_000  # incarnations; beyond it, the oldest is forgotten
 _MOST = 2**63 - 1  # largest incarnation or version in a batch
 
 

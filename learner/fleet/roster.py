@@ -103,6 +103,7 @@ class Roster:
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
+        self._forgot = 0.0  # when members were last removed
         self.received_bytes = 0  # of unrolls that were accepted
         self.joins = 0
         self.faults = {"crashed": 0, "hung": 0}  # of actors' environments, by kind
@@ -230,7 +231,8 @@ class Roster:
         """Returns the entry of a member that has just sent something."""
         now = self._clock()
         if name not in self._entries:
-            self._forget(now)
+            if now - self._forgot >= 1.0:  # not for each of many that join
+                self._forget(now)
             if len(self._entries) >= _MOST:
                 del self._entries[min(self._entries, key=lambda other: self._entries[other].seen)]
             self._entries[name] = _Entry(role, now)
@@ -240,6 +242,7 @@ class Roster:
 
     def _forget(self, now: float) -> None:
         """Removes members that have been silent for too long."""
+        self._forgot = now
         for name, entry in [*self._entries.items()]:
             if not entry.streams and now - entry.seen >= _GONE_SECONDS:
                 del self._entries[name]

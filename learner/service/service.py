@@ -237,8 +237,9 @@ class LearnerService:
             self._records.roster.joined(request.actor, "actor", version)
             reply.task = self._parameters.task(request.actor)
             # So that a restarted actor does not play its old episodes again.
-            lives = self._records.accounts.lives(request.actor)
-            start = lives if self._is_deterministic else request.incarnation
+            start = request.incarnation
+            if self._is_deterministic:
+                start = self._records.accounts.lives(request.actor)
             entropy = np.random.SeedSequence([reply.seed, index, start])
             reply.seed = int(entropy.generate_state(1)[0])
             if self._pacing is not None:
