@@ -49,7 +49,7 @@ class LearnerClient(Connection):
         self._shared = shared
         self.players = 1
         """How many threads play, each of which may wait."""
-        self._waited = 0.0  # seconds of all players, since the last message
+        self._waited = 0.0  # seconds since the last message, on average over players
         self._permit = 0  # number of that of the round that is being made
         self._round_unrolls = 0  # of a round
         self._unrolls_left = 0  # of this round, still to be sent
@@ -126,7 +126,7 @@ class LearnerClient(Connection):
         message.permit = self._permit
         with self._lock:
             self._unrolls_left -= message.num_envs
-            self._session.append(message, time.monotonic(), self._waited / self.players, tensors)
+            self._session.append(message, time.monotonic(), self._waited, tensors)
             self._waited = 0.0
             self._changed()
         self._metrics.frames.inc(sum(message.frames))
@@ -146,8 +146,8 @@ class LearnerClient(Connection):
 
     def _await(self, ready: Callable[[], bool]) -> None:
         """Waits, with the lock held, and counts the seconds."""
-        waited = self._wait(ready)
-        self._waited += waited  # not in one line: it changes while this waits
+        waited = self._wait(ready)  # meanwhile what others have waited changes
+        self._waited += waited / self.players
 
     # What the threads do.
 

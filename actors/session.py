@@ -348,8 +348,8 @@ class Session:
         Args:
           message: its number and times are set here.
           now: when it was made.
-          waited: seconds that the actor has waited since its previous message; of several threads
-            that wait at a time, the sum.
+          waited: seconds that the actor has waited since its previous message, on average over its
+            players.
           tensors: of the message if it holds none itself, from `codec.fields`. They are copied.
         """
         if self.finished:

@@ -494,7 +494,7 @@ def _writer(state: State, evaluations: Evaluations, service: LearnerService) -> 
     slowest = next((x for x in played if not steps_together(x.id)), played[0])
     advice = pace.advice(slowest, config.actor.num_envs)
     if options.play is not None:
-        advice = "it has one thread: leave out --serial"
+        advice = "without --serial, actors play while the learner learns"
     return Writer(
         *(evaluations, service.evaluators.reports),
         Prometheus(metrics) if metrics is not None else None,

@@ -22,6 +22,8 @@ def srun(arguments: list[str]) -> int:
         name, _, value = arguments.pop(0).partition("=")
         assert name in SRUN, name
         options[name] = value
+    if "--kill-on-bad-exit" in options:  # of actors, which would wait for the job's GPU
+        assert options.get("--gres") == "none" and "SLURM_GPUS" not in os.environ
     tasks = []
     for rank in range(int(options.get("--ntasks", os.environ["SLURM_NTASKS"]))):
         environ = {"SLURM_PROCID": str(rank), "SLURMD_NODENAME": "localhost"}

@@ -307,3 +307,16 @@ def test_oversized_messages_are_refused_before_parsing() -> None:
         server.stop(0.0)
     (member,) = service.get_status().members
     assert member.blamed == 1
+
+
+def test_the_status_is_that_of_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a learner that publishes when somebody asks."""
+    service = messages.service()
+
+    async def publish() -> None:
+        service.publish(Parameters(messages.LEARNER, 5, 0.5, 10, []))
+
+    monkeypatch.setattr(service, "newest_parameters", publish)
+    with _Served(service) as served:
+        stub = learner_pb2_grpc.LearnerStub(served.channel)
+        assert stub.GetStatus(pb.GetStatusRequest(), timeout=WAIT).parameter_version == 5

@@ -590,7 +590,7 @@ def test_a_message_says_how_long_it_took_and_waited() -> None:
     messages = [pb.Unrolls(), pb.Unrolls(), pb.Unrolls()]
     learner.append(messages[0], now=3.0, waited=0.5)
     learner.append(messages[1], now=7.0, waited=0.25)
-    learner.append(messages[2], now=8.0, waited=40.0)  # ten threads, four seconds each
+    learner.append(messages[2], now=8.0, waited=40.0)  # some of it before
     assert [message.elapsed_seconds for message in messages] == [3.0, 4.0, 1.0]
     assert [message.waited_seconds for message in messages] == [0.5, 0.25, 1.0]
 

@@ -71,6 +71,7 @@ class Job:
             "SLURM_STAND_IN": str(self.directory),
             "SLURM_JOB_ID": str(number),
             "SLURM_NTASKS": str(ntasks),
+            "SLURM_GPUS": "1",
             **({"SLURM_ARRAY_TASK_ID": array} if array else {}),
             **({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}),
         }

@@ -651,7 +651,7 @@ def _box(space: gym.spaces.Box) -> TanhNormal:
             "Leave out the dimensions in which there is nothing to choose."
         )
     half = high / 2.0 - low / 2.0
-    if not ((half >= 1e-30) & (half <= 1e30) & (half >= 1e-5 * np.maximum(-low, high))).all():
+    if not ((half >= 1e-30) & (half <= 1e30) & (half >= 1e-6 * np.maximum(-low, high))).all():
         raise ValueError(
             f"No action distribution for {space}: float32 cannot tell its values apart. Shift and "
             "scale the action, by gymnasium.wrappers.RescaleAction for instance."

@@ -247,7 +247,6 @@ def explained_variance(values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor) -
     def variance(terms: tf.Tensor) -> tf.Tensor:
         return masked_mean(tf.square(terms - masked_mean(terms, mask)), mask)
 
+    targets -= masked_max(targets, mask)  # exactly 0 where they do not vary
     spread = variance(targets)
-    rounding = 1e-11 * tf.square(masked_mean(targets, mask))
-    share = tf.math.divide_no_nan(spread - variance(targets - values), spread)
-    return tf.where(spread > rounding, share, 0.0)
+    return tf.math.divide_no_nan(spread - variance(targets - values), spread)

@@ -49,13 +49,13 @@ Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
 
 
-Cost = Annotated[float, Range(0.0, 1e30)]  # float32 holds 1e38
+Cost = Annotated[float, Range(0.0)]
 
 
 Share = Annotated[float, Range(0.0, 1.0)]
 
 
-Scale = Annotated[float, Range(1e-12, 1e30)]
+Scale = Annotated[float, Range(1e-12)]
 
 
 Decay = Annotated[float, Range(0.0, 1 - 1e-6)]
@@ -474,7 +474,7 @@ class OptimiserConfig:
     epsilon: Annotated[float, Range(0.0)] = 0.0
     """rmsprop: added inside the square root; adam, adamw: added outside it. 0: the optimiser's
     default, 0.01 for rmsprop and 1e-8 for the others."""
-    clip_global_norm: Cost = 40.0
+    clip_global_norm: Annotated[float, Range(0.0, 1e30)] = 40.0
     """Gradients are scaled down to this global norm; 0: they are not clipped."""
 
 

@@ -290,6 +290,7 @@ class Replay:
         self._is_cleared = False  # since the last commit, so that nothing there is held
         self._new_written: dict[int, _Held] = {}  # by the commit under way
         self._gone_written: set[int] = set()  # by the commit under way
+        self._is_cleared_written = False
         for number, head in () if self._disk is None else self._disk.heads():
             self._hold(number, _Held(head.key, head.frames, head.actor, _NOWHERE))
         self._make_room()
@@ -388,9 +389,9 @@ class Replay:
         self._new_written = {n: dataclasses.replace(self._held[n]) for n in self._new}
         self._gone_written, self._new, self._gone = self._gone, set(), set()
         self._pinned = {held.slot for held in self._new_written.values()} - {_NOWHERE}
-        written = self._state, self._new_written, self._gone_written, self._is_cleared
+        self._is_cleared_written, self._is_cleared = self._is_cleared, False
+        written = self._state, self._new_written, self._gone_written, self._is_cleared_written
         self._writing = self._writer.submit(self._write, *written)
-        self._is_cleared = False
         return self._writing
 
     def _write(
@@ -399,9 +400,6 @@ class Replay:
         """Writes a commit, in the thread of its own. The lock is not held."""
         if self._disk is None:
             return
-        if is_cleared:
-            self._disk.empty(state.added)
-            gone = ()
         compressor = zstandard.ZstdCompressor(level=_LEVEL)
         records = {
             number: Record(
@@ -410,6 +408,9 @@ class Replay:
             )
             for number, held in new.items()
         }
+        if is_cleared:
+            self._disk.empty(state.added)
+            gone = ()
         self._disk.commit(state, records, gone)
 
     def _settle(self) -> None:
@@ -430,6 +431,7 @@ class Replay:
             return
         self._new |= still
         self._gone = (self._gone | self._gone_written) - self._new_written.keys()
+        self._is_cleared |= self._is_cleared_written
         if isinstance(error, DamagedError):
             self._start_over(error)
         else:

@@ -172,6 +172,8 @@ class Disk:
     def empty(self, added: int) -> None:
         """Removes all records, by another file: each one's removal would go through the journal.
 
+        A kill before the next commit leaves none. If it fails, all are still there.
+
         Args:
           added: unrolls ever added, which the state is to count.
 
@@ -180,9 +182,11 @@ class Disk:
         """
         with self._lock, self._examining():
             self.close()
-            self._make(self._file, added)
-            self._connect(self._file)
-            self._state = State(added=added)
+            try:
+                self._make(self._file, added)
+                self._state = State(added=added)
+            finally:
+                self._connect(self._file)
 
     def start_over(self, damage: DamagedError, added: int = 0) -> None:
         """Empties the disk; its numbers continue from `state()` or `added`.

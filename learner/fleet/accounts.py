@@ -416,7 +416,6 @@ class Accounts:
         excess = len(self._ledgers) - self._max_ledgers
         if excess <= 0:
             return
-        excess += self._max_ledgers // 20  # not all of this for each of many that join
         incarnations: dict[str, list[_Key]] = {}
         for key in self._ledgers:
             incarnations.setdefault(key[0], []).append(key)

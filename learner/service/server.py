@@ -308,6 +308,7 @@ class _Calls:
         async with calls.statuses(context, self._refused):
             self._admit(context, "reader")
             await calls.request(context, pb.GetStatusRequest)
+            await self._unless_stopping(self._service.newest_parameters())  # whose state is told
             with self._timed("GetStatus"):
                 status = self._service.get_status()
                 status.refused.update(self._refused.counts())

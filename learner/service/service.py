@@ -508,7 +508,6 @@ class LearnerService:
 
     def get_status(self) -> pb.RunStatus:
         """Returns the state of the run and its fleet."""
-        self._demand.ask()  # what is told is of the newest publication
         published, totals = self._parameters.newest, self._records.accounts.totals()
         return pb.RunStatus(
             learner_incarnation=self._lineage.incarnation,
