@@ -150,12 +150,13 @@ def test_no_fixed_repeat_does(tmp_path: pathlib.Path, hold_is_found: None, most:
 def test_a_critic_explains_what_a_policy_will_earn(tmp_path: pathlib.Path) -> None:
     """Of one that has learned for a while: how soon a random one drops the pole is mostly chance.
 
-    (Of what that one earns a polynomial of degree four of the state explains 0.38.)
+    One that balances it tells nothing either: most of its episodes are cut off, and what would have
+    come then nobody knows.
     """
     first, then = tmp_path / "policy", tmp_path / "critic"
     common = ("train", "cartpole", "--seed", 1)
     for flags in (
-        ("--logdir", first, "--total-frames", 100_000),
+        ("--logdir", first, "--total-frames", 50_000),
         (
             *("--logdir", then, "--init-from", first, "--total-frames", 300_000),
             *("--algorithm", "critic", "--agent.separate-baseline"),
@@ -171,7 +172,7 @@ def test_a_critic_explains_what_a_policy_will_earn(tmp_path: pathlib.Path) -> No
     before, after = (_explained_variance(then, trained=trained) for trained in (False, True))
     print(f"\nexplained variance against Monte Carlo returns: {before:.3f}, then {after:.3f}")
     assert before < 0.1
-    assert after > 0.5
+    assert after > 0.25
 
 
 def _explained_variance(logdir: pathlib.Path, trained: bool, steps: int = 2000) -> float:
