@@ -257,7 +257,7 @@ def test_it_ends_when_a_close_hangs(learner: FakeLearner, role: str, closes: int
     log = end_of(process)
     assert process.returncode == 1
     assert "Timeout" in log and "in <lambda>" in log
-    assert re.search("actor.hang_seconds( of all tasks)? is 2", log)
+    assert re.search("actor.hang_seconds( times tasks)? is 2", log)
 
 
 @pytest.mark.slow
