@@ -116,7 +116,7 @@ def test_a_file_says_what_every_trial_has_and_what_is_searched(tmp_path: pathlib
                 made(
                     scheduler="pbt",
                     search={name: {"choice": [0.1, 0.5]}},
-                    settings={"teacher": {"logdirs": ["runs/a"]}},
+                    settings={"teacher": {"logdirs": ["runs/a"], "anneal": 0.0}},
                 ),
                 f"cannot copy an agent of one with another {name}",
             )
