@@ -425,9 +425,7 @@ def finish(run: Run, stop: EndRequest, ends_run: str) -> int:
         run.checkpoints.save(training.learner)
     state.group.part()
     if finished and not may_save:
-        run.reporter.end_row(training.learner.counters, is_last=True)
-        run.writer.drain()
-        return 1
+        finished, ends_run = False, "none of its variables may be saved"
     if finished:
         run.service.finish()
         snapshots.end()

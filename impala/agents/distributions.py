@@ -261,16 +261,14 @@ class EpsilonGreedy(Distribution, tf.Module):
         if seed is None:
             return tf.concat([outputs, tf.zeros_like(outputs[..., :1])], axis=-1)
         # Depends only on the actor's constant number, so epsilon is the same in every step.
-        drawn = tf.random.stateless_uniform(
-            tf.shape(outputs)[:1], tf.stack([seed[0], 0]), maxval=self._until[-1]
-        )
+        drawn = tf.random.stateless_uniform(tf.shape(outputs)[:1], tf.stack([seed[0], 0]))
         which = tf.reduce_sum(tf.cast(drawn[:, tf.newaxis] >= self._until, tf.int32), axis=-1)
         epsilon = self.annealed(tf.gather(_float32(self._finals), which))
         return tf.concat([outputs, epsilon[:, tf.newaxis]], axis=-1)
 
     def mean_epsilon(self) -> tf.Tensor:
         """Returns the epsilon of now, on average over the environments: []."""
-        weights = np.diff(self._until, prepend=0.0) / self._until[-1]
+        weights = np.diff(self._until, prepend=0.0)
         return self.annealed(_float32(np.dot(weights, self._finals)))
 
     def sample_and_log_prob(self, parameters: tf.Tensor, seed: tf.Tensor) -> tuple[Nest, tf.Tensor]:

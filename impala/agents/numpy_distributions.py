@@ -160,8 +160,7 @@ class EpsilonGreedy(Choices):
         """Share of the phase that is done: a variable of the agent."""
 
     def behaviour(self, outputs: np.ndarray, random: Random) -> np.ndarray:
-        drawn = random.of_environments * self._until[-1]
-        which = (drawn[:, np.newaxis] >= self._until).sum(axis=-1)
+        which = (random.of_environments[:, np.newaxis] >= self._until).sum(axis=-1)
         share = np.minimum(np.float32(1.0), self.progress / self._anneal) if self._anneal else 1.0
         epsilon = 1.0 + share * (self._finals[which] - 1.0)
         return np.concatenate([outputs, epsilon[:, np.newaxis]], axis=-1, dtype=np.float32)

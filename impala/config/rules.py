@@ -7,6 +7,7 @@ from impala.config.schema import Config, PolicyGradientConfig, TeacherConfig
 from impala.config.values import OptionError, changed, overlay, to_dict
 from impala.parts import components
 from impala.schedule import phases, tasks
+from impala.schedule.phases import Phase
 from impala.schedule.tasks import Task
 
 
@@ -34,7 +35,7 @@ def validate(config: Config) -> Config:
         config.environment.keyword_arguments()
         played = tasks.make(config.environment, config.tasks)
         tasks.blocks(config)
-        phases.make(config)
+        of_run = phases.make(config)
     except ValueError as error:
         raise OptionError(str(error)) from error
     demands.check(config)
@@ -57,7 +58,7 @@ def validate(config: Config) -> Config:
     _check_burn_in(config)
     _check_lag(config)
     _check_frames(config, played)
-    _check_warm_up(config)
+    _check_warm_up(config, of_run)
     return config
 
 
@@ -238,7 +239,7 @@ def _check_frames(config: Config, played: Sequence[Task]) -> None:
         )
 
 
-def _check_warm_up(config: Config) -> None:
+def _check_warm_up(config: Config, of_run: Sequence[Phase]) -> None:
     """Refuses phases that end before replay is warm, so that nothing is learned in them."""
     mix, replay = config.mix, config.replay
     if not mix.replayed:
@@ -247,9 +248,7 @@ def _check_warm_up(config: Config) -> None:
     steps = mix.warm_up_unrolls * config.learner.unroll_length // 2
     frames = min(steps, replay.capacity_frames)
     is_cold = True
-    for phase, learns_from_actors in zip(
-        phases.make(config), demands.learn_from_actors(config), strict=True
-    ):
+    for phase, learns_from_actors in zip(of_run, demands.learn_from_actors(config), strict=True):
         if learns_from_actors and is_cold and phase.end - phase.start <= frames:
             raise OptionError(
                 f"{phase.algorithm} has {phase.end - phase.start:,} frames, and replay needs "
