@@ -374,8 +374,12 @@ def train(run: Run, stop: EndRequest, closing: contextlib.ExitStack) -> str:
         state.directory.write("address", f"{from_anywhere(address)}\n")
         closing.callback((options.logdir / "address").unlink, missing_ok=True)
         _log.info("Serving %s on %s.", options.logdir, address)
-        if not is_local(options.listen) and options.security.insecure:
-            _log.warning("Insecure: whoever reaches %s may take part in this run.", address)
+        security = options.security
+        if not is_local(options.listen) and security.insecure:
+            if security.token_file is None and security.tls_client_ca is None:
+                _log.warning("Insecure: whoever reaches %s may take part in this run.", address)
+            elif security.tls_cert is None:
+                _log.warning("Insecure: tokens and experience reach %s unencrypted.", address)
     run.telemetry.begin(training.learner.counters)
     for iteration in training.iterations(
         until=lambda: stop.is_set() or bool(records.quarantine.ends_run),

@@ -158,7 +158,7 @@ def test_the_printed_configuration_feeds_back_in(
         ('train catch --tasks.environments Catch{"rows"}', "behind Catch there is"),
         ("train atari-multi --environment.id Catch", "which overrides it: leave it out, or change"),
         ("train catch --phases critic:9 impala --algorithm sac", "phases is critic:9, impala, wh"),
-        ("train catch --phases critic:9 impala --sac.temperature 1", "or name sac in --phases"),
+        ("train catch --phases critic:9 impala --sac.temperature 1", "or name sac in phases"),
         ("train catch --render", "--render: Catch has no window"),
         ("actor --role evaluator --render", "--render is for actors, but --role is evaluator"),
         ("actor --role evaluator --num-envs 4", "--num-envs is for actors, but --role is eval"),

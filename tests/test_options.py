@@ -117,7 +117,7 @@ def test_flags_hold_every_kind_of_value_between_other_words() -> None:
 
 def test_settings_of_an_algorithm_that_does_not_learn_are_refused() -> None:
     given = ["cartpole", "--impact.entropy-cost", "0.1"]
-    with pytest.raises(OptionError, match=r"--impact\.entropy-cost is given, but .* with impala,"):
+    with pytest.raises(OptionError, match=r"impact\.entropy_cost is given, but .* with impala,"):
         parse("train", Train, given)
     for others in (["--algorithm", "impact"], ["--phases", "impala:9000", "impact"]):
         assert parse("train", Train, [*given, *others]).settings.impact.entropy_cost == 0.1

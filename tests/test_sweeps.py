@@ -126,6 +126,14 @@ def test_a_file_says_what_every_trial_has_and_what_is_searched(tmp_path: pathlib
             )
         ),
         (
+            made(preset="atari-multi", search={"environment.id": {"choice": ["Catch"]}}),
+            "environment.id is given, but tasks.environments is .*, which overrides it",
+        ),
+        (
+            made(search={"impact.clip": {"choice": [0.1, 0.2]}}),
+            "impact.clip is given, but the run learns with impala, which does not read it",
+        ),
+        (
             made(num_actors=2, settings={"deterministic": True}),
             "num_actors is 2, but a deterministic run has one actor",
         ),
@@ -142,6 +150,15 @@ def test_a_file_says_what_every_trial_has_and_what_is_searched(tmp_path: pathlib
 def test_what_no_trial_can_be_made_of_is_refused(data: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         description.parse(data)
+
+
+def test_a_setting_may_be_searched_with_what_makes_it_matter() -> None:
+    for preset, search in (
+        ("atari-q", {"q_learning.target_frames": [0], "q_learning.target_updates": [500, 1000]}),
+        ("catch", {"algorithm": ["impala", "impact"], "impact.clip": [0.1, 0.2]}),
+    ):
+        spaces = {name: {"choice": values} for name, values in search.items()}
+        assert description.parse(made(preset=preset, search=spaces)).search.keys() == search.keys()
 
 
 def test_a_population_may_search_where_an_entropy_target_ends() -> None:

@@ -31,7 +31,7 @@ def preferences(pod: Pod, node: Mapping[str, str]) -> int:
 
 
 def placement_complaints(objects: Sequence[Object]) -> list[str]:
-    """Returns learners and evaluators that may run on such nodes, and actors that avoid them."""
+    """Returns learners that may run on such nodes, and actors that avoid them."""
     found: list[str] = []
     nodes = [{label: value} for label, values in PREEMPTIBLE.items() for value in sorted(values)]
     for each in started(objects):
@@ -39,7 +39,7 @@ def placement_complaints(objects: Sequence[Object]) -> list[str]:
         ordinary = preferences(pod, {})
         for node in nodes:
             preemptible = preferences(pod, node)
-            if role != "actor" and preemptible >= ordinary:
+            if role == "learner" and preemptible >= ordinary:
                 found.append(f"{pod.name} does not mind a node with {node}")
             if (
                 role == "actor"

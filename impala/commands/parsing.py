@@ -6,7 +6,7 @@ import functools
 import io
 import os
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import tyro
@@ -14,12 +14,11 @@ from tyro.conf import Positional
 
 from impala.commands import foreign
 from impala.commands.flags import SettingsFlags
-from impala.config import demands, layers, rules, values
+from impala.config import layers, rules, values
 from impala.config.presets import PRESETS
 from impala.config.schema import Config
 from impala.parts import components, sections
 from impala.runtime import process
-from impala.schedule import phases
 
 T = TypeVar("T")
 
@@ -47,38 +46,10 @@ def parse(name: str, command_type: type[T], argv: list[str]) -> T:
     values.check_ranges(command)
     if isinstance(command, SettingsFlags):
         rules.validate(command.settings)
-        _check_flags(layers.from_flags(argv, command.settings)[0], command.settings)
+        given = values.flatten(layers.from_flags(argv, command.settings)[0])
+        rules.check_overridden(given, command.settings)
+        rules.check_read(given, command.settings)
     return typing.cast(T, command)
-
-
-# Flags that have no effect where another setting has a value.
-_OVERRIDDEN = (
-    ("environment.id", "tasks.environments"),
-    ("total_frames", "tasks.frames"),
-    ("algorithm", "phases"),
-    ("q_learning.target_updates", "q_learning.target_frames"),
-    ("q_learning.target_updates", "q_learning.target_episodes"),
-)
-
-
-def _check_flags(flags: Mapping[str, Any], settings: Config) -> None:
-    """Refuses flags that change nothing: overridden ones, and those of other algorithms."""
-    given, values_of = values.flatten(flags), values.flatten(settings)
-    for path, by in _OVERRIDDEN:
-        if path in given and values_of[by]:
-            raise values.OptionError(
-                f"--{path.replace('_', '-')} is given, but {by} is {values.shown(values_of[by])}, "
-                f"which overrides it: leave it out, or change --{by.replace('_', '-')}."
-            )
-    learns_with = [word.algorithm for word in phases.words(settings)]
-    for name in demands.BUILT_IN:
-        if name in flags and name not in learns_with:
-            path = f"{name}.{next(iter(values.flatten(flags[name])))}"
-            raise values.OptionError(
-                f"--{path.replace('_', '-')} is given, but the run learns with "
-                f"{' and '.join(learns_with)}, which does not read it: leave it out, or name "
-                f"{name} in --{'phases' if settings.phases else 'algorithm'}."
-            )
 
 
 def _parse_run(

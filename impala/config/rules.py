@@ -1,14 +1,23 @@
 """Rules between settings, beyond the range of each."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from impala.config import demands
 from impala.config.schema import Config, PolicyGradientConfig, TeacherConfig
-from impala.config.values import OptionError, changed, overlay, to_dict
+from impala.config.values import OptionError, changed, flatten, overlay, shown, to_dict
 from impala.parts import components
 from impala.schedule import phases, tasks
 from impala.schedule.phases import Phase
 from impala.schedule.tasks import Task
+
+# Settings that have no effect where another one has a value.
+_OVERRIDDEN = (
+    ("environment.id", "tasks.environments"),
+    ("total_frames", "tasks.frames"),
+    ("algorithm", "phases"),
+    ("q_learning.target_updates", "q_learning.target_frames"),
+    ("q_learning.target_updates", "q_learning.target_episodes"),
+)
 
 
 def validate(config: Config) -> Config:
@@ -60,6 +69,30 @@ def validate(config: Config) -> Config:
     _check_frames(config, played)
     _check_warm_up(config, of_run)
     return config
+
+
+def check_overridden(given: Collection[str], config: Config, varies: Collection[str] = ()) -> None:
+    """Refuses settings, given by name, that another one overrides which does not vary."""
+    values_of = flatten(config)
+    for name, by in _OVERRIDDEN:
+        if name in given and by not in varies and values_of[by]:
+            raise OptionError(
+                f"{name} is given, but {by} is {shown(values_of[by])}, which overrides it: leave "
+                f"it out, or change {by}."
+            )
+
+
+def check_read(given: Collection[str], config: Config) -> None:
+    """Refuses settings, given by name, of algorithms that the run does not learn with."""
+    learns_with = [word.algorithm for word in phases.words(config)]
+    for name in given:
+        section = name.partition(".")[0]
+        if section in demands.BUILT_IN and section not in learns_with:
+            raise OptionError(
+                f"{name} is given, but the run learns with {' and '.join(learns_with)}, which does "
+                f"not read it: leave it out, or name {section} in "
+                f"{'phases' if config.phases else 'algorithm'}."
+            )
 
 
 def _check_vectorization(config: Config, played: Sequence[Task]) -> None:

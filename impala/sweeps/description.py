@@ -160,6 +160,9 @@ def parse(data: Any) -> Sweep:
     spaces = {name: _space(name, space, config, known) for name, space in search.items()}
     sweep = Sweep(options, settings, spaces, config)
     _check_combination(sweep)
+    rules.check_overridden(spaces, config, varies=spaces)
+    if not {"algorithm", "phases"} & {*spaces}:
+        rules.check_read(spaces, config)
     return sweep
 
 

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _MOST = 10_000  # actors; beyond it, the one blamed the longest ago is forgotten
 _WINDOW_SECONDS = 600.0  # in which blames are counted
 _BACKOFF = Backoff(60.0, 3600.0)  # durations of quarantines
-_GOOD_SECONDS = 3600.0  # without blame after a quarantine, which reset its duration
+_GOOD_SECONDS = 3600.0  # after a quarantine's end; one that begins later lasts a minute again
 _MAX_WHY = 500  # characters
 
 
