@@ -27,7 +27,7 @@ def read(logdir: pathlib.Path, task: int = 0) -> Curve:
       task: counted from 0.
 
     Raises:
-      ValueError: there is no such run or task, or no episode has ended in it yet.
+      ValueError: there is no such run or task, or it has no episode and no reward yet.
     """
     groups = {"": [runs.read(logdir)]}
     config = values.from_stored(Config, layers.read_yaml(logdir / "config.yaml"))

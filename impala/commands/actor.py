@@ -34,7 +34,7 @@ class Actor:
     """Name, unique in the fleet; several processes append their index. Empty: made from the
     host's name and the process id."""
     index: int | None = None
-    """Index of this process in its fleet, which sets it."""
+    """Set by --num-actors for each of its processes."""
     render: bool = False
     """Show the first environment in a window. Not for evaluators."""
     when_finished: WhenFinished = "exit"

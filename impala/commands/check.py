@@ -56,8 +56,8 @@ class Check(SettingsFlags):
     """
 
     preset: Positional[Annotated[str, arg(metavar="ENVIRONMENT|PRESET")]]
-    """An environment's id, with the settings of the preset that is for it, or of cartpole; or a
-    preset, whose environment is as --environment.id says."""
+    """A preset; or an environment's id, with the settings of atari, minatar, minigrid or mujoco if
+    it is one of theirs, of the preset that has this id, or else of cartpole."""
     steps: Annotated[int, Range(1, 100_000)] = 200
     """Random steps to play, for 5 seconds at most."""
     network: bool = True
@@ -138,10 +138,10 @@ def _seen(command: Check, task: Task) -> _Seen:
             if not (repeats := begins_alike(make, seen, seed)):
                 odd.append(
                     "two resets with the same seed differ, so no run can be repeated: take all "
-                    "chance from self.np_random"
+                    "random numbers from self.np_random"
                 )
         except (environments.EnvironmentFailed, ValueError) as error:
-            odd.append(f"another one in the same process fails: {error}")
+            odd.append(f"a second environment in the same process fails: {error}")
     return _Seen(task, seen, repeats, odd)
 
 

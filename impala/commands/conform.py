@@ -30,14 +30,15 @@ class Conform:
     """
 
     listen: str
-    """HOST:PORT (port 0: any free one) or unix:PATH, where to be that learner."""
+    """Address of that learner: HOST:PORT (port 0: any free one) or unix:PATH."""
     preset: Literal["catch", "pendulum"] = "catch"
     """What the actor is to play."""
     actor: str = ""
     """Command that starts the actor; {address} in it stands for the address of the learner. It is
     started again when it has ended. Empty: you start it."""
     seconds: Annotated[float, Range(0.1)] = 20.0
-    """The most that the actor may take for one thing that it has to do."""
+    """Time limit in seconds of each thing that a case waits for; twice as much where the actor has
+    to start."""
 
 
 def conform(command: Conform) -> int:

@@ -32,7 +32,7 @@ class Evaluate(PlayerFlags):
     """Also write the summary and every episode to this file."""
     steps: Annotated[int, Range(0)] = 0
     """Number of environments of which the file also has reward and infos of each step of the first
-    episode, null where there was no finite number; at most num_envs."""
+    episode, null where there was no finite number; at most num_envs and episodes."""
     max_steps: Annotated[int, Range(0)] = 0
     """Agent steps after which an episode is cut off, and what follows counts as the next one; 0:
     as many as in the evaluations of the run (evaluator.max_steps)."""
@@ -71,11 +71,13 @@ def evaluate(command: Evaluate) -> int:
     import rich.text
 
     num_envs = min(command.num_envs, command.episodes)
-    if command.steps > num_envs or (command.steps and command.json is None):
+    if command.steps > num_envs:
         raise OptionError(
-            f"steps is {command.steps} and num_envs {num_envs}: the steps of at most as many "
-            "episodes can be written, to the file that --json names."
+            f"steps is {command.steps}; it must be at most {num_envs}, the smaller of num_envs and "
+            "episodes."
         )
+    if command.steps and command.json is None:
+        raise OptionError("--steps needs --json, the file that the steps are written to.")
     player = open_player(command, command.json)
     from impala.play import evaluation
 

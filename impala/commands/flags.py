@@ -53,9 +53,10 @@ class RunFlags(SettingsFlags):
     fresh: bool = False
     """Start over; an earlier run in the log directory is moved aside."""
     change_settings: bool = False
-    """Resume the run in the log directory although its environment, tasks, seed, algorithm or
-    phases, network, objective, optimiser or past turns of tasks were different. Other settings may
-    change without this flag."""
+    """Resume the run in the log directory although what defines the experiment differs:
+    environment, tasks and their past turns, seed, algorithm or phases, network, objective,
+    optimiser.name, teachers, demonstrations, or what decides which variables there are, such as
+    impala.entropy_target. Other settings may change without this flag."""
     empty_replay: bool = False
     """Resume with an empty replay; an earlier one in the log directory is moved aside."""
     init_from: pathlib.Path | None = None

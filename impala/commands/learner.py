@@ -30,8 +30,8 @@ class Learner(RunFlags):
     """All actors are the run's own, as with `impala train`: when one would be quarantined, except
     for updates that were not finite, say why and end with status 1."""
     own_evaluator: Literal["auto", "yes", "no"] = "auto"
-    """Whether an evaluator is started with the learner, as by `impala train`; says what
-    --learner.snapshots auto comes to. auto: it is seen when one joins."""
+    """Set by `impala train`: whether it starts an evaluator, so that --learner.snapshots auto is
+    always or never. auto: as that setting says."""
     health_listen: str | None = None
     """HOST:PORT where only gRPC health is served, in plain text, for probes without TLS."""
     metrics_listen: str | None = None

@@ -79,17 +79,19 @@ def train(
         impala.train("catch", "runs/catch", seed=1, optimiser={"learning_rate": 3e-4})
         impala.train("cartpole", "runs/walk", environment=Walk)
 
-    After a signal such as Ctrl-C the run stops with a checkpoint, and then KeyboardInterrupt is
-    raised. The same call resumes a run that was stopped or killed.
+    After Ctrl-C the run stops with a checkpoint, and then KeyboardInterrupt is raised; after
+    SIGTERM or SIGHUP too, and then the signal takes effect. The same call resumes a run that was
+    stopped or killed.
 
     Args:
       config: the name of a preset, or a configuration.
       logdir: directory of checkpoints and telemetry; None: the default of `impala train` for a
         preset.
       num_actors: number of actor processes; auto: 1, but for Atari games on a host with a GPU one
-        for each core that the learner leaves.
+        for each core but three.
       evaluate: whether to run an evaluator; auto: if there are several tasks,
-        evaluator.every_frames or every_seconds is set, or learner.snapshots is always.
+        evaluator.every_frames or every_seconds is set, or learner.snapshots is always, unless it
+        is never.
       fresh: start over; an earlier run in `logdir` is moved aside.
       change_settings: resume the run in `logdir` although it was another experiment.
       empty_replay: begin with an empty replay; the earlier one is moved aside.
@@ -221,15 +223,15 @@ def evaluate(
     Args:
       logdir: of a run that has written a checkpoint.
       episodes: that are played, at least 1.
-      greedy: as for `load`, like `checkpoint`, `task`, `gpu` and `allow`.
+      greedy: as for `load`.
       num_envs: environments that step together, at most `episodes`.
-      checkpoint: see `greedy`.
-      task: see `greedy`.
+      checkpoint: as for `load`.
+      task: as for `load`.
       max_steps: agent steps after which an episode is cut off; 0: as in the evaluations of the run
         (`evaluator.max_steps`).
       seed: of the environments and the sampled actions.
-      gpu: see `greedy`.
-      allow: see `greedy`.
+      gpu: as for `load`.
+      allow: as for `load`.
 
     Returns:
       The return of each episode, float64 [episodes]: the sum of its rewards as the environment
@@ -258,15 +260,15 @@ def curve(logdir: str | pathlib.Path, *, task: int = 0) -> "Curve":
 
     If the run was evaluated in this task, a point is the mean return of an evaluation's episodes.
     Otherwise it is the mean return of the last 100 training episodes, or, if no episode has ended
-    in the run, the mean reward of a step; `measure` says which. Where a run has resumed from a
-    checkpoint, what came after that before is left out.
+    in the run, the mean reward of a step; `measure` says which. Frames that a resumed
+    run repeated count once, as repeated.
 
     Args:
       logdir: of a run, which may still be going on.
       task: counted from 0.
 
     Raises:
-      ValueError: there is no such run or task, or no episode has ended in it yet.
+      ValueError: there is no such run or task, or it has no episode and no reward yet.
     """
     from impala.analysis import learning_curve
 

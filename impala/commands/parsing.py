@@ -120,7 +120,7 @@ def _tyro(name: str, command_type: type[T], argv: list[str], default: Any) -> tu
 def _unknown(name: str, command_type: type, word: str, settings: Config) -> str:
     """Returns the error message about an unknown argument."""
     if not word.startswith("-"):
-        return f"{name} takes no word {word!r}. See impala {name} --help."
+        return f"{name} takes no argument {word!r}. See impala {name} --help."
     flags = [path.replace("_", "-") for path in _paths(command_type, settings)]
     hint = values.nearest(word.split("=")[0].lstrip("-").replace("_", "-"), flags)
     hint = hint.replace("'", "'--", 1) or f"See impala {name} --help."

@@ -45,10 +45,10 @@ class Train(RunFlags):
 
     num_actors: NumActors | Literal["auto"] = "auto"
     """Actor processes, each with actor.num_envs environments; auto: 1, but for Atari games on a
-    host with a GPU one for each core that the learner leaves."""
+    host with a GPU one for each core but three."""
     evaluate: Literal["auto", "yes", "no"] = "auto"
     """Whether to run an evaluator; auto: if there are several tasks, evaluator.every_frames or
-    every_seconds is set, or learner.snapshots is always."""
+    every_seconds is set, or learner.snapshots is always, unless it is never."""
     render: bool = False
     """Show the first actor's first environment in a window."""
     serial: bool = False

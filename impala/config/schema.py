@@ -72,7 +72,7 @@ class AtariConfig:
     """Frames that an action is repeated for."""
     frame_skip_most: Count = 0
     """If it is not 0, an action lasts for a random number of frames, from frame_skip to this one:
-    2 to 4 in Gym's v0 games, whose later versions also had sticky_actions 0.25."""
+    2 to 4 in Gym's v0 games (since Gym 0.9.2 with sticky_actions 0.25). max_pool must be off."""
     max_pool: bool = True
     """The observation is the maximum over the last two frames; otherwise it is the last one."""
     sticky_actions: Share = 0.0
@@ -87,7 +87,7 @@ class AtariConfig:
     """Restrict the action set by game, as A3C's code does: Pong to NOOP, RIGHT and LEFT,
     Breakout to FIRE, RIGHT and LEFT. Other games have all of their actions."""
     height: Annotated[int, Range(16, 210)] = 84
-    """Observation height in pixels (47 for the small A3C torso)."""
+    """Observation height in pixels (47 for torso strided_valid)."""
     width: Annotated[int, Range(16, 160)] = 84
     """Observation width in pixels."""
     noop_max: Annotated[int, Range(0, 2**31 - 1)] = 30
@@ -224,10 +224,11 @@ class AgentConfig:
     """The network: [frame stack] -> torso -> [core] -> policy and baseline heads."""
 
     torso: Annotated[str, TORSO] = "mlp"
-    """mlp; small: one convolution, for images as small as MinAtar's; strided: four, for small ones;
-    strided_valid: four, without padding, for 47x47; shallow: two; deep: the residual network; auto:
-    what fits the observation, for images beside vectors one for each image and an mlp; or
-    MODULE:CLASS. shallow and deep are those of Espeholt et al. 2018."""
+    """mlp; small: one convolution, for images as small as MinAtar's; strided: four, with padding;
+    strided_valid: four, without, for 47x47; shallow: two; deep: the residual network; auto: shallow
+    for images of 32x32 or more, small for smaller ones, else mlp, and for images beside vectors one
+    torso for each image and an mlp; or MODULE:CLASS. shallow and deep are those of Espeholt et al.
+    2018."""
     hidden_sizes: tuple[Positive, ...] = (64, 64)
     """Widths of the mlp torso's layers, in units. shallow and deep end in one layer of 256,
     small in one of 128."""
@@ -302,7 +303,7 @@ class ImpalaConfig(PolicyGradientConfig):
     policy_cloning_cost: Cost = 0.01
     """Weight of KL(mu || pi) on replayed unrolls; 0 is off."""
     value_cloning_cost: Cost = 0.005
-    """Weight of (V - V then)^2 on replayed unrolls; 0 is off."""
+    """Weight of (V - recorded V)^2 on replayed unrolls; 0 is off."""
     clip_rho_threshold: Cost = 1.0
     """rho-bar: clips the importance weights of the value targets; determines the fixed point."""
     clip_pg_rho_threshold: Cost = 1.0
@@ -313,8 +314,9 @@ class ImpalaConfig(PolicyGradientConfig):
     """Decay of the trace, 1 in the paper."""
     correction: Literal["vtrace", "one_step", "epsilon", "none"] = "vtrace"
     """What corrects for an older behaviour policy. The others are section 5.2.2's, for comparison:
-    their value targets are n-step returns. one_step: only the policy gradient has importance
-    weights. epsilon: none has, and log(pi + 1e-6) bounds the gradient. none: nothing."""
+    their value targets are n-step returns. one_step: importance weights in the policy
+    gradient alone. epsilon: no importance weights, log(pi + 1e-6) in the policy gradient; not for
+    actions of a box. none: no correction."""
     clip_advantage_to_positive: bool = False
     """Clip negative advantages of the policy gradient to 0."""
     trust_region: Cost = 0.0
@@ -379,7 +381,8 @@ class CriticConfig:
     trains: Literal["all", "baseline"] = "all"
     """all: every variable that the baseline is computed from, so that a torso which it shares moves
     the policy too; baseline: those that serve the baseline alone (with a shared torso, one linear
-    layer), and the policy does not change, but for statistics of normalised observations."""
+    layer), and the policy does not change, but for epsilon and statistics of normalised
+    observations."""
     baseline_cost: Cost = 1.0
     """Weight of 0.5 (return - V)^2."""
 
@@ -396,7 +399,7 @@ class DemonstrationsConfig:
 @dataclasses.dataclass(frozen=True)
 class CloneConfig:
     """Cloning of demonstrations, as a phase before reinforcement learning: clone:200000 impala. The
-    phase's frames are those that are learned from, over and over. Losses are summed over T and B.
+    phase counts the frames of the demonstrations, with repetitions. Losses are summed over T and B.
     """
 
     policy_cost: Cost = 1.0
@@ -473,7 +476,7 @@ class OptimiserConfig:
     """adamw: share of weights, not of biases, that a step of learning rate 1 takes off."""
     epsilon: Annotated[float, Range(0.0)] = 0.0
     """rmsprop: added inside the square root; adam, adamw: added outside it. 0: the optimiser's
-    default, 0.01 for rmsprop and 1e-8 for the others."""
+    default, 0.01 for rmsprop and 1e-8 for the others, as again where a layer changes the name."""
     clip_global_norm: Annotated[float, Range(0.0, 1e30)] = 40.0
     """Gradients are scaled down to this global norm; 0: they are not clipped."""
 
@@ -483,15 +486,16 @@ class MixConfig:
     """Which data an update learns from."""
 
     fresh: Positive = 32
-    """Unrolls per update from the queue."""
+    """Fresh unrolls taken from the queue for each update, or for each mix.updates updates."""
     replayed: Count = 0
     """Unrolls per update from replay."""
     learn_from_fresh: bool = True
     """Train on fresh unrolls; otherwise they only go to replay."""
     warm_up_unrolls: Positive = 100
-    """Unrolls that replay must hold before the first update."""
+    """Unrolls that replay must hold, unless it is full, before updates begin. A phase that begins
+    with an empty replay warms up again."""
     updates: Positive = 1
-    """Updates per batch of fresh unrolls; more than one needs mix.no-learn-from-fresh."""
+    """Updates per batch of fresh unrolls; more than one needs mix.learn_from_fresh to be false."""
     max_policy_lag: Count = 0
     """Largest policy lag of a fresh unroll, in updates; older ones are dropped, which favours fast
     environments and short episodes. 0: no limit."""
@@ -519,7 +523,8 @@ class ReplayConfig:
     """Environment frames it may hold."""
     memory: Annotated[Count, OPERATIONAL] = 0
     """Bytes of memory for unrolls; those that do not fit are compressed, and kept in the log
-    directory or, with storage memory, beside them. 0: a quarter of the host's."""
+    directory or, with storage memory, beside them. 0: a quarter of the host's or container's.
+    Demonstrations may take as much again, and are refused if they need more."""
     burn_in: Count = 0
     """Burn-in of recurrent agents, in steps: the first rows of a replayed unroll are not learned
     from, they only bring the core state up to date with the present parameters: Kapturowski et al.
@@ -537,7 +542,8 @@ class LearnerConfig:
     unroll_length: Positive = 20
     """Agent steps per unroll (T)."""
     queue_unrolls: Positive = 64
-    """Capacity of the queue of fresh unrolls; when it is full, receipts wait (back-pressure)."""
+    """Capacity of the queue of fresh unrolls; when it is full, receipts wait (back-pressure).
+    With permits (mix.lag_budget, mix.exact_lag, deterministic) it has no effect."""
     max_envs_per_message: Annotated[Positive, OPERATIONAL] = 512
     """Largest number of environments whose unrolls one message may hold (E)."""
     max_in_flight: Annotated[int, Range(1, 2**31 - 1)] = 2
@@ -552,13 +558,15 @@ class LearnerConfig:
     milestone_hours: Annotated[float, Range(0.0), OPERATIONAL] = 0.0
     """Keep the agent in LOGDIR/milestones also every so many hours of training; 0: never."""
     snapshots: Annotated[Literal["auto", "always", "never"], OPERATIONAL] = "auto"
-    """Whether to keep snapshots of the agent for evaluators, in LOGDIR/snapshots; auto: from when
-    the run's first evaluator joins."""
+    """Whether to keep snapshots of the agent for evaluators, in LOGDIR/snapshots; training waits
+    while 20 are not evaluated. auto: from when the run's first evaluator joins; with impala train,
+    if it starts one."""
     inference: Annotated[Literal["auto", "never"], OPERATIONAL] = "auto"
     """Whether the learner acts for actors that have no network of their own. auto: as soon as one
-    calls Act, unless actors need permits (mix.lag_budget, mix.exact_lag)."""
+    calls Act, unless actors need permits (mix.lag_budget, mix.exact_lag, deterministic)."""
     log_seconds: Annotated[float, Range(0.1), OPERATIONAL] = 5.0
-    """Seconds between rows of telemetry."""
+    """Seconds between rows of telemetry; metrics.jsonl and TensorBoard get rows that cover a 200th
+    of the run so far, a minute at most. Not read with deterministic."""
     jit_compile: Annotated[bool, OPERATIONAL] = True
     """Compile the update with XLA where it is computed on a GPU: there it is 1.2 to 1.9 times as
     fast (an H200) once it is compiled, which takes half a minute beside the first updates."""
@@ -580,7 +588,8 @@ class QuarantineConfig:
     blames: Count = 3
     """Number of messages with impossible contents, or of updates made not finite, within ten
     minutes after which an actor is refused: for a minute at first, and twice as long each further
-    time, up to an hour. 0: never."""
+    time, up to an hour. 0: never. impala train ends with status 1 instead, except for updates made
+    not finite."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -619,13 +628,13 @@ class ActorConfig:
     env_threads: Positive = 1
     """ALE threads per group; with environment.atari.frame_skip_most each game has its own."""
     hang_seconds: Annotated[float, Range(1.0, 86400.0)] = 600.0
-    """Seconds that an unroll, a step of an evaluator, or closing environments may take, and a first
-    look at those of each task. Beyond that an environment hangs: the actor logs where, and ends. Of
-    an environment in its own process a step may take a tenth of this, and a start half: then the
-    process is replaced and its episode truncated."""
+    """Time limit in seconds of an unroll, a step of an evaluator, closing environments and, for
+    each task, making them the first time: beyond it the actor logs where it waits, and ends. With
+    environment.vectorization async, a step has a tenth of it and a start half; beyond that only the
+    process of that environment is replaced, and its episode truncated."""
     max_environment_bytes: Count = 0
-    """Resident memory in bytes beyond which the process of an environment is replaced at the end of
-    an episode. 0: no limit."""
+    """With environment.vectorization async: resident memory in bytes beyond which the process of an
+    environment is replaced at the end of an episode. 0: no limit."""
     step_info: tuple[str, ...] = ()
     """Names in the environment's info whose numbers of every step are recorded, as
     step/TASK/info/NAME; *: all names. Of other names, only the last step of an episode counts."""
@@ -636,8 +645,8 @@ class TelemetryConfig:
     """Where rows of telemetry go."""
 
     sinks: tuple[Annotated[str, SINK], ...] = ()
-    """wandb, mlflow, or sinks of your own, each as MODULE:CLASS: they get every row beside the
-    console, TensorBoard and metrics.jsonl."""
+    """wandb, mlflow, or sinks of your own, each as MODULE:CLASS: they get every row, as the
+    console does."""
     log_episodes: bool = False
     """Log a line for each episode in training: its task, actor, return, length, frames and info."""
 
@@ -685,8 +694,8 @@ class Config:
     deterministic: bool = False
     """Makes two runs with one actor equal bit for bit: the lag is exact (mix.exact_lag; 0 if that
     is not set), TensorFlow runs one deterministic operation at a time, on one thread unless
-    learner.threads says more, actors are not seeded by their incarnation, and rows of telemetry
-    come by updates. Slower: with a lag of 0, the actor and the learner take turns."""
+    learner.threads says more, actors are not seeded by their incarnation, and a row of telemetry
+    comes every 100 updates. Slower: with a lag of 0, the actor and the learner take turns."""
 
     @property
     def exact_lag(self) -> int | None:

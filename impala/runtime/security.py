@@ -50,7 +50,7 @@ class ServerSecurity:
     token_file: pathlib.Path | None = None
     """File with a line "ROLE TOKEN [NAMES]" for each valid token; two of a role while one is being
     replaced. NAMES such as pong-a,pong-a-* are the actor names that the token is for, and no other
-    token may be used for these names."""
+    token may be used for these names. With tls_client_ca, callers need both."""
     revoked_file: pathlib.Path | None = None
     """File with a line for each revoked actor: its name, in which * matches any characters, or a
     URI name of its certificate. It is reloaded when it changes, as are the other files."""
