@@ -28,6 +28,16 @@ TOKENS = {role: f"{role}-token-0123456789" for role in ("actor", "evaluator", "r
 OK = "OK"
 
 
+class Clock:
+    """Stands still, until `now` is changed."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class Learner:
     """A served learner whose ingest is drained by a thread."""
 

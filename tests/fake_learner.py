@@ -23,7 +23,7 @@ class FakeLearner(pb_grpc.LearnerServicer):
     Set `answer` to judge messages otherwise than by accepting them, clear `receipts` or `replies`
     to hold receipts or parameters back, set `finished`, `refusal` or `parameters` at any time. Set
     `permit` before anyone joins, to have rounds need permits: it gives a number, 0 for none yet, or
-    -1 if it does not know the caller. `quarantine` refuses whoever asks for one.
+    -1 if it does not know the caller.
     """
 
     def __init__(
@@ -51,7 +51,6 @@ class FakeLearner(pb_grpc.LearnerServicer):
         self.max_message_bytes = max_message_bytes
         self.finished = False
         self.refusal = ""
-        self.quarantine = ""
         self.answer: Answer = self.accepted
         self.permit: Callable[[pb.GetParametersRequest], int] | None = None
         self.receipts = threading.Event()
@@ -153,8 +152,6 @@ class FakeLearner(pb_grpc.LearnerServicer):
     ) -> pb.GetParametersReply:
         self._hear(self.pulls, request)
         self.replies.wait()
-        if request.round and self.quarantine:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self.quarantine)
         with self.changed:
             number = self.permit(request) if self.permit is not None else 0
             if number < 0:

@@ -1,5 +1,6 @@
 """A small spec, good messages that fit it, and a learner service around them: shared by tests."""
 
+import asyncio
 import collections
 import json
 import secrets
@@ -188,6 +189,11 @@ def join_request(actor: str = "a", incarnation: int = 1, **kw: Any) -> pb.JoinRe
     """How an actor of the right protocol introduces itself."""
     fields = {"protocol": codec.PROTOCOL_VERSION, "role": pb.ROLE_ACTOR}
     return pb.JoinRequest(**{"actor": actor, "incarnation": incarnation, **fields, **kw})
+
+
+def submit(service: LearnerService, message: pb.Unrolls) -> pb.Receipt:
+    """Returns what the service answers to a message."""
+    return asyncio.run(service.submit(message))
 
 
 def held(replay: Replay) -> np.ndarray:

@@ -108,7 +108,6 @@ AGENTS = {
     )
 } | {
     "vector-stack": (AgentConfig(hidden_sizes=(8,), frame_stack=3), VECTOR),
-    "wrapped": (AgentConfig("shallow", core="lstm", lstm_size=5), wrapped(PIXELS)),
     "small": (AgentConfig("small"), booleans(10, 10, 4)),
     "strided-valid": (AgentConfig("strided_valid", core="lstm", lstm_size=5), LARGER),
     "strided": (AgentConfig("strided", core="lstm", lstm_size=5), wrapped(PIXELS)),
@@ -173,15 +172,6 @@ class TestUnroll:
             assert_close(one.baseline, output.baseline[t], atol=1e-5)
         assert_close(state, final_state, atol=1e-5)
 
-    def test_in_two_parts_is_the_whole(self, case: Case) -> None:
-        agent, space = case
-        timestep, state = experience(space), random_state(agent)
-        output, final_state = agent.unroll(timestep, state)
-        early, state = agent.unroll(tree.map_structure(lambda x: x[:3], timestep), state)
-        late, state = agent.unroll(tree.map_structure(lambda x: x[3:], timestep), state)
-        assert_close(tf.concat([early.policy, late.policy], 0), output.policy, atol=1e-5)
-        assert_close(state, final_state, atol=1e-5)
-
     def test_the_state_before_an_episode_has_no_influence(self, case: Case) -> None:
         agent, space = case
         timestep = experience(space)
@@ -199,17 +189,6 @@ class TestUnroll:
         if tree.flatten(state):
             assert (other.policy.numpy()[0] != output.policy.numpy()[0])[~began[0]].any()
 
-    def test_an_earlier_episode_has_no_influence(self, case: Case) -> None:
-        agent, space = case
-        timestep = experience(space)
-        observation = tree.map_structure(np.copy, timestep.observation)
-        tree.map_structure(lambda leaf: leaf[:4, 0].fill(1), observation)
-        changed = timestep._replace(observation=observation)
-        output, _ = agent.unroll(timestep, agent.initial_state(B))
-        other, _ = agent.unroll(changed, agent.initial_state(B))
-        np.testing.assert_array_equal(other.policy[4:, 0], output.policy[4:, 0])
-        assert (other.policy.numpy()[:4, 0] != output.policy.numpy()[:4, 0]).any()
-
     def test_gradients_reach_every_variable(self, case: Case) -> None:
         agent, space = case
         with tf.GradientTape() as tape:
@@ -224,13 +203,6 @@ class TestUnroll:
 
 
 class TestInitialState:
-    def test_shapes(self) -> None:
-        config = AgentConfig("mlp", (8,), "lstm", lstm_size=5, frame_stack=4)
-        agent = build.agent(config, PIXELS, CHOICE)
-        frames, lstm = agent.initial_state(7)
-        assert (frames.shape, frames.dtype) == ((7, 3, 20, 20, 1), tf.uint8)
-        assert (lstm.hidden.shape, lstm.cell.shape) == ((7, 5), (7, 5))
-
     def test_is_empty_without_a_stateful_part(self) -> None:
         agent = build.agent(AgentConfig(), VECTOR, CHOICE)
         assert agent.initial_state(7) == ()
@@ -254,24 +226,14 @@ class TestActing:
         config = AgentConfig(hidden_sizes=(8,), core="lstm", lstm_size=5)
         return build.agent(config, VECTOR, action_space)
 
-    def test_unroll_says_what_step_acted_on(self, agent: Agent, action_space: gym.Space) -> None:
-        timestep, state = experience(VECTOR), random_state(agent)
-        unrolled, _ = agent.unroll(timestep, state)
-        for t in range(T):
-            output, state = agent.step(row(timestep, t), state, SEED + t)
-            assert_close(output.policy, unrolled.policy[t], atol=1e-5)
-            expected, _ = agent.distribution.sample_and_log_prob(output.policy, SEED + t)
-            assert_close(output.action, expected)
-            for b in range(B):
-                action = tree.map_structure(
-                    lambda leaf, b=b: np.asarray(leaf.numpy()[b]), output.action
-                )
-                assert action_space.contains(action)
-
-    def test_greedy_steps_take_the_mode(self, agent: Agent, action_space: gym.Space) -> None:
+    def test_steps_take_the_sample_of_their_seed_and_greedy_ones_the_mode(
+        self, agent: Agent, action_space: gym.Space
+    ) -> None:
         timestep, state = row(experience(VECTOR), 0), random_state(agent)
         greedy, greedy_state = agent.greedy_step(timestep, state)
         output, output_state = agent.step(timestep, state, SEED)
+        sampled, _ = agent.distribution.sample_and_log_prob(output.policy, SEED)
+        assert_close(output.action, sampled)
         assert_close(greedy.action, agent.distribution.mode(output.policy))
         assert_close((greedy.policy, greedy.baseline), (output.policy, output.baseline))
         assert_close(greedy_state, output_state)
@@ -303,7 +265,6 @@ class TestActing:
 class TestFrameStack:
     """Against a deque per environment, which starts an episode full of its first frame."""
 
-    @pytest.mark.parametrize("size", [2, 5])
     @pytest.mark.parametrize(
         "space",
         [
@@ -315,9 +276,8 @@ class TestFrameStack:
         ids=["pixels", "pixels_without_channel", "colours", "vector"],
     )
     @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
-    def test_is_the_last_frames_of_the_episode(
-        self, space: gym.Space, size: int, jit_compile: bool
-    ) -> None:
+    def test_is_the_last_frames_of_the_episode(self, space: gym.Space, jit_compile: bool) -> None:
+        size = 4  # of which bytes of one channel are packed
         frame_stack = observation.FrameStack(size, space)
         stack = tf.function(frame_stack, autograph=False, jit_compile=jit_compile)
         timestep = experience(space, rows=12)
@@ -611,7 +571,7 @@ class TestVariables:
         (AgentConfig("shallow"), spaces.Dict({"a": PIXELS}), "Shallow torso sees images"),
         (AgentConfig(frame_stack=4), CHOICE, "frame_stack is 4.*Set frame_stack to 1"),
         (AgentConfig(), spaces.Text(5), "Text"),
-        (AgentConfig(hidden_sizes=(2**58,)), VECTOR, r"too large .*\[4,288230376151711744\]"),
+        (AgentConfig(hidden_sizes=(2**60,)), VECTOR, r"too large .*\[4,1152921504606846976\]"),
         (AgentConfig(hidden_sizes=(2**62,)), VECTOR, r"too large .*\[4,4611686018427387904\]"),
         (AgentConfig(), spaces.Dict({"a": spaces.Sequence(CHOICE)}), "Sequence"),
     ],

@@ -141,9 +141,13 @@ class _Contract(AlgorithmConformance):
 
     def test_the_agent_learns_as_a_whole_or_for_its_baseline(self) -> None:
         algorithm = self.make(self.make_agent())
-        agent = algorithm.agent
-        part = agent.variables_of_values if self.name == "critic" else agent.trainable_variables
-        assert {id(v) for v in part} == {id(variable) for variable in algorithm.learned_variables}
+        variables = algorithm.agent.trainable_variables
+        batch = make_batch(make_arrays(), algorithm.agent)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(algorithm.loss(batch).loss)
+        learned = {id(variable) for variable in algorithm.learned_variables}
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            assert (gradient is not None) == (id(variable) in learned), variable.name
 
 
 class _SlowToCompile(_Contract):
@@ -154,7 +158,12 @@ class _SlowToCompile(_Contract):
         super().test_compiled_it_is_the_same()
 
 
-for _name, _agent_name in itertools.product(OF_POLICIES, AGENTS):
+_WITH_AGENTS = (
+    *itertools.product(("impala",), AGENTS),
+    *itertools.product(("critic",), ("table", "lstm", "two_lstms")),
+    *itertools.product(("actor_critic", "impact"), ("table", "two_lstms")),
+)
+for _name, _agent_name in _WITH_AGENTS:
     _words = f"{_name} {_agent_name}".replace("_", " ").title().replace(" ", "")
     _is_slow = "lstm" in _agent_name and (_name, _agent_name) != ("impala", "lstm")
     _base = _SlowToCompile if _is_slow else _Contract
@@ -496,10 +505,8 @@ SPACES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "compiler"), [*((name, "none") for name in SPACES), ("nest", "graph"), ("nest", "xla")]
-)
-def test_every_distribution_has_a_trust_region(name: str, compiler: str) -> None:
+@pytest.mark.parametrize("name", SPACES)
+def test_every_distribution_has_a_trust_region(name: str) -> None:
     """Of four steps the second and the third were made by other policies than pi."""
     space = SPACES[name]
     distribution = distributions.for_space(space)
@@ -522,14 +529,7 @@ def test_every_distribution_has_a_trust_region(name: str, compiler: str) -> None
     }
     batch = algorithms.make_batch(arrays, agent, np.array([True]))
     algorithm = impala(agent, ALONE)
-
-    def learned_from(batch: Batch) -> Any:
-        return loss_and_gradients(algorithm, batch)
-
-    function = learned_from
-    if compiler != "none":
-        function = tf.function(learned_from, autograph=False, jit_compile=compiler == "xla")
-    output, gradients = function(batch)
+    output, gradients = loss_and_gradients(algorithm, batch)
 
     learned = [True, False, False, True, False]  # nothing is learned of the last row
     assert output.metrics["trust_region/left_out"].numpy() == 0.5
@@ -540,19 +540,13 @@ def test_every_distribution_has_a_trust_region(name: str, compiler: str) -> None
         assert gradient.numpy()[:, 0].reshape(5, -1).any(axis=1).tolist() == learned
 
 
-@pytest.mark.parametrize(
-    ("clipping", "expected"),
-    [("none", 4.0), ("abs_one", 1.0), ("soft_asymmetric", 5.0 * np.tanh(0.8))],
-)
 @pytest.mark.parametrize("name", OF_POLICIES)
-def test_rewards_are_scaled_then_clipped_by_the_learner(
-    name: str, clipping: str, expected: float
-) -> None:
+def test_rewards_are_scaled_then_clipped_by_the_learner(name: str) -> None:
     agent, batch = one_environment(reward=[0.0, 8.0])
 
-    targets = values_learned(agent, batch, name, reward_clipping=clipping, reward_scale=0.5)
+    targets = values_learned(agent, batch, name, reward_clipping="abs_one", reward_scale=0.5)
 
-    assert targets == pytest.approx([expected], rel=1e-5)
+    assert targets == pytest.approx([1.0], rel=1e-5)
 
 
 # ---------------------------------------------------------------------------- actor-critic
@@ -624,20 +618,6 @@ def test_actor_critic_learns_from_generalised_advantages(lambda_: float) -> None
     )
 
 
-def test_on_policy_impala_and_actor_critic_are_one() -> None:
-    """V-trace where rho is 1: the same loss and the same gradients."""
-    agent, arrays = table_agent(), make_arrays()
-    arrays["policy"] = np.concatenate([arrays["policy"][:1], agent.policy.numpy()[:-1]])
-    batch = make_batch(arrays, agent)._replace(is_replay=tf.zeros([B], tf.bool))
-
-    one = loss_and_gradients(make("actor_critic", agent), batch)
-    other = loss_and_gradients(make("impala", agent), batch)
-
-    np.testing.assert_allclose(one[0].loss, other[0].loss, rtol=1e-4, atol=1e-5)
-    for a, b in zip(one[1], other[1], strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-
-
 # ---------------------------------------------------------------------------- critic
 
 
@@ -688,32 +668,3 @@ def test_a_baseline_of_its_own_shares_nothing_with_the_policy() -> None:
     heads = 4
     assert len(own) == len(shared.trainable_variables) - heads + 2
     assert len({v.name for v in agent.variables}) == len(agent.variables)
-
-
-# ---------------------------------------------------------------------------- structured actions
-
-
-def test_structured_actions_are_learned_as_their_product() -> None:
-    """V-trace and every term of IMPALA's loss: 2 x 3 choices are as one choice of 6."""
-    rng = np.random.default_rng(3)
-    size = [2, 3]
-
-    def flat(logits: np.ndarray) -> np.ndarray:
-        """[..., 2 + 3] to [..., 6]: the logits of every pair."""
-        return (logits[..., :2, None] + logits[..., None, 2:]).reshape(*logits.shape[:-1], 6)
-
-    structured = table_agent()
-    structured.distribution = distributions.for_space(gym.spaces.MultiDiscrete(size))
-    structured.policy = tf.Variable(rng.normal(size=[T + 1, B, 5]), dtype=tf.float32)
-    product = TableAgent(flat(structured.policy.numpy()), structured.baseline.numpy())
-    arrays = make_arrays(policy=1.5 * rng.normal(size=[T + 1, B, 5]))
-    pairs = rng.integers(0, size, size=[T + 1, B, 2])
-    of_product = {**arrays, "action": 3 * pairs[..., 0] + pairs[..., 1]}
-    of_product["policy"] = flat(arrays["policy"])
-
-    one = impala(structured).loss(make_batch({**arrays, "action": pairs}, structured))
-    other = impala(product).loss(make_batch(of_product, product))
-
-    np.testing.assert_allclose(one.loss, other.loss, rtol=1e-3, atol=1e-5)
-    for name, metric in one.metrics.items():
-        assert metric.numpy() == pytest.approx(other.metrics[name].numpy(), rel=1e-4, abs=1e-5)

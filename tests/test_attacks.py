@@ -156,6 +156,7 @@ def test_who_reads_no_receipts_is_not_read_any_further() -> None:
         raw.hear(HEADERS, stream)  # the first receipt is about to come
         assert [exchange() for _ in range(50)] == [pb.STATUS_ACCEPTED] * 50
         assert learner.accounts.totals().rejected == {"num_envs": 1}
+        assert learner.accounts.totals().duplicates == 0
         raw.widen(stream)
         services.wait_for(
             "the other receipts",

@@ -38,13 +38,16 @@ def test_an_episode_is_a_number_of_pulls_of_one_bandit(problem: str) -> None:
     arms = vector.single_action_space.n
     assert arms == (11 if problem == "ElevenArms" else 2)
     actions = np.random.default_rng(0).integers(arms, size=(14, 50))
-    before = np.zeros(50)
+    actions[[0, 7]] = 0
+    before, bests = np.zeros(50), []
     for t in range(14):
         _, reward, terminated, truncated, info = vector.step(actions[t])
         place = t % 7  # six pulls, then the reset of the next step
         assert terminated.all() == (place == 5) == terminated.any()
         assert not truncated.any()
         assert info["_regret"].all() == (place != 6)
+        if place == 0:
+            bests.append(info["best"].copy())
         if place == 6:
             assert not reward.any()
             assert not info["regret"].any()
@@ -53,6 +56,7 @@ def test_an_episode_is_a_number_of_pulls_of_one_bandit(problem: str) -> None:
             assert ((lost == 0) == (info["best"] == 1)).all()
             assert (lost >= 0).all()
         before = info["regret"]
+    assert (bests[0] != bests[1]).any()  # another bandit in the next episode
 
 
 def test_the_eleventh_arm_tells_the_target() -> None:

@@ -75,7 +75,7 @@ def cosine(one: np.ndarray, other: np.ndarray) -> float:
     return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
 
 
-@pytest.mark.parametrize("value", [1.0, 3.0, 20.0, 500.0])
+@pytest.mark.parametrize("value", [1.0, 500.0])
 def test_gradients_on_fitted_values_are_those_of_float32(
     scene: Scene, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

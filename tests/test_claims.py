@@ -27,16 +27,11 @@ from learner.data.rows import Layout
 from learner.fleet.accounts import LEARNER_CRASH, Accounts
 from learner.fleet.incarnations import Incarnations
 from learner.fleet.receipts import ReceiptProofs, load_key
-from learner.service.service import LearnerService
 from protos.impala.v1 import learner_pb2 as pb
 
 UNROLLS = 200  # that the replay can hold, with as many frames as an unroll can have
 FRAMES = messages.FRAMES_PER_STEP * messages.UNROLL_LENGTH
 ABSURD = (10**6, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1)
-
-
-def _submit(service: LearnerService, message: pb.Unrolls) -> pb.Receipt:
-    return asyncio.run(service.submit(message))
 
 
 # Frames.
@@ -56,7 +51,7 @@ def test_impossible_frames_end_no_run_and_shrink_no_reservoir() -> None:
         message = messages.message(
             sequence, frames=[frames - frames // 4, frames], fingerprint=fingerprint
         )
-        status = _submit(service, message).status
+        status = messages.submit(service, message).status
         if status == pb.STATUS_REJECTED:
             return status, 0
         prepared = mix.get(timeout=20.0)
@@ -130,7 +125,7 @@ def test_unpublished_versions_are_refused_and_blame_nobody() -> None:
             parameter_version=version,
             fingerprint=fingerprint,
         )
-        assert _submit(service, message).reason == reason
+        assert messages.submit(service, message).reason == reason
     assert accounts.totals().received == 4
     assert accounts.totals().rejected == {"version": 3}
 
@@ -169,7 +164,9 @@ class _Learner:
         return self.service.join(messages.join_request(**{**kept, **kw})).fingerprint
 
     def send(self, sequence: int, fingerprint: str, **kw: Any) -> pb.Receipt:
-        return _submit(self.service, messages.message(sequence, fingerprint=fingerprint, **kw))
+        return messages.submit(
+            self.service, messages.message(sequence, fingerprint=fingerprint, **kw)
+        )
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -211,6 +208,19 @@ def test_a_claim_without_proof_is_neither_counted_nor_refused(sequence: int, unr
     assert learner.accounts.totals()[:3] == (0, 0, {})
 
 
+def test_an_actor_without_a_proof_goes_on_after_a_crash() -> None:
+    """What the crash lost is not counted, and everything else is."""
+    learner = _Learner()
+    fingerprint = learner.join()
+    learner.send(1, fingerprint)
+    state = learner.accounts.state()
+    learner.send(2, fingerprint)
+    learner.crash(state)
+    learner.join(acknowledged_sequence=2, acknowledged_unrolls=4)
+    assert learner.send(3, fingerprint).status == pb.STATUS_ACCEPTED
+    assert learner.accounts.totals()[:3] == (2, 0, {})
+
+
 def test_a_proof_is_good_for_one_actor_and_claim_alone() -> None:
     learner = _Learner()
     state = learner.accounts.state()
@@ -238,19 +248,6 @@ def test_a_proof_is_good_for_one_actor_and_claim_alone() -> None:
     assert other_key.dropped == {}
     learner.join(receipt, incarnation=1)
     assert learner.dropped == {LEARNER_CRASH: 2}
-
-
-def test_an_actor_of_protocol_1_2_goes_on_as_before() -> None:
-    """It sends no proof: what a crash lost is not counted, and everything else is."""
-    learner = _Learner()
-    fingerprint = learner.join()
-    learner.send(1, fingerprint)
-    state = learner.accounts.state()
-    learner.send(2, fingerprint)
-    learner.crash(state)
-    learner.join(acknowledged_sequence=2, acknowledged_unrolls=4)
-    assert learner.send(3, fingerprint).status == pb.STATUS_ACCEPTED
-    assert learner.accounts.totals()[:3] == (2, 0, {})
 
 
 def test_a_rejection_without_receipt_is_no_crash_loss() -> None:

@@ -145,7 +145,7 @@ def test_the_printed_configuration_feeds_back_in(
         ("train catch --learning-rate=1", "no --learning-rate; ours is --optimiser.learning-rate."),
         ("actor --security.token_fil x", "Did you mean '--security.token-file'?"),
         ("actor --secure", "actor has no flag --secure. See impala actor --help."),
-        ("train catch two", "takes no word 'two'"),
+        ("train catch two", "takes no argument 'two'"),
         ("train catch --optimiser.name adm", "Did you mean 'adam'?"),
         ("train catch --seed one", "'one'"),
         ("train catch --seed -1", "seed is -1; it must be from 0"),
@@ -211,20 +211,6 @@ def test_what_is_said_of_flags_of_other_libraries_is_true(
     assert named <= ours
 
 
-def test_whole_numbers_may_be_written_as_powers_of_ten(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    config = _printed_config(
-        capsys,
-        *["train", "catch", "--replay.capacity-frames", "1e6", "--seed", "2"],
-        *["--tasks.environments", "a", "b", "--tasks.frames", "1.5e3", "2_000"],
-    )
-    assert (config.replay.capacity_frames, config.seed) == (1_000_000, 2)
-    assert config.tasks.frames == (1500, 2000)
-    assert _run("train", "catch", "--total-frames", "1.5") == 2
-    assert "total_frames is '1.5'; it must be a whole number" in capsys.readouterr().err
-
-
 def test_the_versions_that_matter_are_told_without_tensorflow() -> None:
     script = """
 import sys
@@ -241,14 +227,6 @@ assert not {"tensorflow", "sonnet", "grpc"} & sys.modules.keys()
         f"checkpoint schema {checkpoint.SCHEMA[0]}.{checkpoint.SCHEMA[1]}",
         f"TensorFlow {importlib.metadata.version('tensorflow')}",
     ]
-
-
-def test_a_misspelt_variable_stops_a_run(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("IMPALA_OPTIMISER__NAEM", "adam")
-    assert _run("learner", "catch") == 2
-    assert "Did you mean IMPALA_OPTIMISER__NAME?" in capsys.readouterr().err
 
 
 def test_logs_as_json_say_so_too_why_a_service_ends(tmp_path: pathlib.Path) -> None:
@@ -513,18 +491,6 @@ def test_an_environment_that_fails_while_played_is_told_in_a_line() -> None:
         raise error
 
 
-def test_record_writes_a_gif_that_plays(logdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "episode.gif"
-    output = _impala("record", str(logdir), "--output", str(file), "--greedy")
-
-    assert "10 images, return" in output  # the reset and nine steps
-    with PIL.Image.open(file) as picture:
-        assert picture.info["duration"] == 50
-    images = _images(file)
-    assert len(images) > 1
-    assert (images[0] != images[-1]).any()
-
-
 def test_a_report_shows_the_best_agent(logdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
     row = {"frames": 100, "seconds": 1, "episode/Catch/return_recent": 1.0}
     (logdir / "metrics.jsonl").write_text(json.dumps(row))
@@ -534,8 +500,13 @@ def test_a_report_shows_the_best_agent(logdir: pathlib.Path, tmp_path: pathlib.P
     page = file.read_text()
     assert "checkpoint newest, greedy: 10 images, return" in page
     (gif,) = re.findall('src="data:image/gif;base64,([^"]+)"', page)
-    assert base64.b64decode(gif).startswith(b"GIF89a")
-    _impala("report", str(logdir), "--output", str(file), "--no-video")
+    film = tmp_path / "episode.gif"
+    film.write_bytes(base64.b64decode(gif))
+    with PIL.Image.open(film) as picture:
+        assert picture.info["duration"] == 50
+    images = _images(film)
+    assert len(images) > 1 and (images[0] != images[-1]).any()
+    assert cli.main(["report", str(logdir), "--output", str(file), "--no-video"]) == 0
     assert "Best agent" not in file.read_text()
 
 

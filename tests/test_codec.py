@@ -263,17 +263,6 @@ def test_unknown_dtypes_of_specs_are_refused(number: int) -> None:
         codec.decode([bytes(4)], [spec])
 
 
-@hypothesis.given(st.lists(st.binary(max_size=30), max_size=5))
-@hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
-def test_random_bytes_are_decoded_or_refused_and_nothing_else(tensors: list[bytes]) -> None:
-    fits = [len(tensor) for tensor in tensors] == [24, 8, 0]
-    if fits:
-        assert len(codec.decode(tensors, SPECS)) == 3
-    else:
-        with pytest.raises(codec.CodecError):
-            codec.decode(tensors, SPECS)
-
-
 # The fingerprint.
 
 

@@ -22,12 +22,12 @@ from impala.testing.torsos import TorsoConformance
 from impala.types import Batch, EnvironmentStep, Nest, StepType
 
 
-class SkipsTheEnd(Catch):
-    """Begins the next game in the step in which one ends, as SAME_STEP does."""
+class SkipsTheReset(Catch):
+    """Ends an episode, and goes on without the first row of the next one."""
 
     def recv(self) -> EnvironmentStep:
         step = super().recv()
-        step.timestep.step_type[step.timestep.step_type == StepType.LAST] = StepType.MID
+        step.timestep.step_type[step.timestep.step_type == StepType.FIRST] = StepType.MID
         return step
 
 
@@ -59,8 +59,8 @@ class BrokenEnvironment(EnvironmentConformance):
     __test__ = False
     num_steps = 60
 
-    def make(self, num_envs: int) -> SkipsTheEnd:
-        return SkipsTheEnd(num_envs)
+    def make(self, num_envs: int) -> SkipsTheReset:
+        return SkipsTheReset(num_envs)
 
 
 class BrokenDistribution(DistributionConformance):
@@ -96,5 +96,6 @@ class BrokenAlgorithm(AlgorithmConformance):
     ],
 )
 def test_a_suite_finds_a_broken_part(suite: type[Any], test: str) -> None:
-    with pytest.raises((AssertionError, ComponentError)):
+    says = "the row behind LAST is not FIRST" if suite is BrokenEnvironment else None
+    with pytest.raises((AssertionError, ComponentError), match=says):
         getattr(suite(), f"test_{test}")()

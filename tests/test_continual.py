@@ -121,12 +121,6 @@ def test_evaluators_may_report_in_any_order_and_tasks_may_change(tmp_path: pathl
     plot.draw([tmp_path], tmp_path / "figure.png")  # while b was not evaluated yet
 
 
-def test_normalised_is_0_for_random_and_1_for_the_reference() -> None:
-    assert continual.normalised(-1.0, -1.0, 3.0) == 0.0
-    assert continual.normalised(3.0, -1.0, 3.0) == 1.0
-    assert continual.normalised(1.0, -1.0, 3.0) == 0.5
-
-
 def test_a_run_without_evaluations_is_told_what_to_do(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="--evaluate yes"):
         continual.read(tmp_path)

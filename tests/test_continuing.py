@@ -79,7 +79,7 @@ def test_best_agent_is_kept_by_rewards_until_episodes_end(tmp_path: pathlib.Path
     story.goes_on_to(100, [], rewards=(-6.0, 100))
     assert story.best == 10
     assert story.goes_on_to(200, [], rewards=(-7.0, 100)).best == 10
-    assert story.goes_on_to(300, [], rewards=(5.0, 100)).best == 30
+    assert story.goes_on_to(300, [-3.0] * 30, rewards=(5.0, 100)).best == 30
     assert story.score == {**PLAYED, "return": 0.05, "by": "rewards", "frames": 300}
     assert story.goes_on_to(400, [-3.0] * 100, rewards=(0.0, 100)).best == 40  # by returns
     assert story.goes_on_to(500, [], rewards=(9.0, 100)).best == 40

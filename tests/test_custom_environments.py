@@ -86,11 +86,6 @@ def test_keyword_arguments_and_settings_reach_the_constructor() -> None:
     np.testing.assert_array_equal(column(rows("Looked"), "reward"), reward)
 
 
-def test_actions_of_a_single_environment_can_be_repeated() -> None:
-    steps = rows("Looked", repeat=RepeatConfig(most=2))
-    assert max(step.frames.max() for step in steps) > 3
-
-
 def test_an_environment_that_shows_itself_can_be_looked_at() -> None:
     config = EnvironmentConfig(id="own:Looked")
     with closing(environments.make(config, 1, render_mode="rgb_array")) as environment:

@@ -18,6 +18,7 @@ from half_trained import STORED
 import impala
 from impala.agents.agent import Agent
 from impala.algorithms.clone import Clone
+from impala.commands import main as cli
 from impala.config import rules
 from impala.config.schema import (
     AgentConfig,
@@ -380,7 +381,9 @@ def test_episodes_that_a_failure_cut_off_are_not_recorded(
 
 
 def test_an_agent_is_recorded_and_cloned(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """And then learns by itself; what actors played before that is not learned from."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
@@ -406,16 +409,15 @@ def test_an_agent_is_recorded_and_cloned(
     assert cloning[-1] < 0.2 < cloning[0]
     learning = [row for row in rows if "loss_mean/policy_gradient" in row]
     assert learning and learning[-1]["loss_mean/policy_gradient"] != 0.0
-    again = services.run("record", STORED / "catch", "--dataset", "catch/half-v0")
-    assert again.returncode != 0
-    assert "catch/half-v0" in again.stderr
-    assert "Traceback" not in again.stderr
-    source = "--demonstrations.source=minari:catch/half-v0"
-    fits = services.run("check", "catch", "--phases", "clone:100", "impala", source)
-    assert "  clones    100 episodes of minari:catch/half-v0, 900 steps, which fit" in fits.stdout
-    other = services.run("check", "cartpole", "--phases", "clone:100", "impala", source)
-    assert other.returncode == 2
-    assert "and do Discrete(3); this run sees Box(" in other.stderr
+    capfd.readouterr()
+    assert cli.main(["record", str(STORED / "catch"), "--dataset", "catch/half-v0"]) == 2
+    assert "catch/half-v0" in capfd.readouterr().err
+    cloned = ["--phases", "clone:100", "impala", "--demonstrations.source=minari:catch/half-v0"]
+    assert cli.main(["check", "catch", *cloned]) == 0
+    says = "  clones    100 episodes of minari:catch/half-v0, 900 steps, which fit"
+    assert says in capfd.readouterr().out
+    assert cli.main(["check", "cartpole", *cloned]) == 2
+    assert "and do Discrete(3); this run sees Box(" in capfd.readouterr().err
 
 
 def test_what_a_step_leaves_of_the_future_is_kept() -> None:

@@ -28,11 +28,10 @@ from impala.parts import build
 from impala.runtime import process
 from impala.schedule import phases, tasks
 from impala.types import Batch, Parameters, StepType, Unroll
-from learner.data.mix import Mix
 from learner.fleet.incarnations import Incarnations
 from learner.update import devices
 from learner.update.demand import Demand
-from learner.update.learner import Learner, Update
+from learner.update.learner import Learner
 from learner.update.phases import Phases
 from learner.update.publisher import Publisher
 from learner.update.training import Iteration
@@ -65,19 +64,6 @@ def make_unroll(learner: Learner, seed: int) -> Unroll:
 
 def make_batch(learner: Learner, seed: int) -> Batch:
     return Batch(make_unroll(learner, seed), np.zeros(B, np.bool_))
-
-
-def learn(learner: Learner, mix: Mix) -> list[Update]:
-    """Learns from all batches of the mix."""
-    updates = []
-    for _ in range(UPDATES):
-        prepared = mix.get(timeout=WAIT)
-        assert prepared is not None and prepared.batch is not None
-        update = learner.update(prepared.batch, None, prepared.placed)
-        assert isinstance(update, Update)
-        updates.append(update)
-    mix.close()
-    return updates
 
 
 def assert_same(one: Any, other: Any) -> None:

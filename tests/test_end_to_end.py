@@ -173,20 +173,6 @@ def test_train_leaves_a_checkpoint_however_it_is_ended(
     assert "impala.train: Ended with status 75: SIGINT received." in log
 
 
-def test_a_second_learner_is_kept_out(tmp_path: pathlib.Path) -> None:
-    logdir = tmp_path / "run"
-    logdir.mkdir()
-    with services.learner(logdir, "127.0.0.1:0") as first:
-        services.address_of(logdir)
-        second = services.run("learner", "catch", "--logdir", logdir, "--listen", "127.0.0.1:0")
-        # A service that is told to end has not failed, whatever comes together.
-        first.send_signal(signal.SIGHUP)
-        assert services.stop(first, signal.SIGTERM) == 0
-    assert second.returncode == 2
-    assert "another learner" in second.stderr
-    assert "Traceback" not in second.stderr
-
-
 @pytest.mark.slow
 def test_three_tasks_survive_restarts_with_complete_curves(tmp_path: pathlib.Path) -> None:
     logdir = tmp_path / "run"

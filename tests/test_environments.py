@@ -5,9 +5,6 @@ A new environment gets its tests, `EnvironmentConformance`, by listing itself in
 
 import dataclasses
 import itertools
-import pathlib
-import subprocess
-import sys
 from contextlib import closing
 from typing import Any
 
@@ -31,7 +28,7 @@ from impala.environments.atari import Atari
 from impala.environments.base import Environment
 from impala.environments.wrappers import Checked, WithHistory
 from impala.schedule.tasks import Task, frames_per_step
-from impala.testing.environments import EnvironmentConformance, column, numbered, play, same
+from impala.testing.environments import EnvironmentConformance, column, numbered, play
 from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
@@ -112,7 +109,6 @@ gym.register("Faulty-v0", "test_environments:FaultyEnv", disable_env_checker=Tru
 
 CONTRACT = {
     "catch": EnvironmentConfig(id="Catch"),
-    "cartpole": EnvironmentConfig(id="CartPole-v1"),
     "pendulum": EnvironmentConfig(id="Pendulum-v1", kwargs='{"max_episode_steps": 20}'),
     "nested": EnvironmentConfig(id="Nested-v0"),
     "counting": EnvironmentConfig(id=counting.register_counting()),
@@ -141,7 +137,7 @@ CONTRACT |= {
         config, last_action=True, last_reward=True, time_in_episode=True
     )
     for name, config in CONTRACT.items()
-    if name in ("catch", "nested", "pong")
+    if name in ("catch", "nested")
 }
 
 
@@ -158,22 +154,6 @@ class _Contract(EnvironmentConformance):
         limits = LimitsConfig(frames_per_step=3 if "ounting" in self.config.id else 1)
         most = frames_per_step(Task(self.config.id, self.config), limits)
         assert max(step.frames.max() for step in steps) == most == self.most_frames
-
-    def test_calls_out_of_order_are_refused(self) -> None:
-        with closing(self.make(2)) as environment:
-            batched = gym.vector.utils.batch_space(environment.action_space, 2)
-            batched.seed(0)
-            with pytest.raises(RuntimeError, match=r"is new.*send comes after reset"):
-                environment.send(batched.sample())
-            environment.reset(0)
-            with pytest.raises(RuntimeError, match=r"recv comes after send"):
-                environment.recv()
-            environment.send(batched.sample())
-            with pytest.raises(RuntimeError, match=r"is stepping"):
-                environment.send(batched.sample())
-            environment.recv()
-        with pytest.raises(RuntimeError, match="is closed"):
-            environment.recv()
 
 
 def _contract(name: str, config: EnvironmentConfig) -> type[_Contract]:
@@ -192,6 +172,25 @@ def _contract(name: str, config: EnvironmentConfig) -> type[_Contract]:
 
 for _suite in itertools.starmap(_contract, CONTRACT.items()):
     globals()[_suite.__name__] = _suite
+
+
+@pytest.mark.parametrize("last_action", [False, True])
+def test_calls_out_of_order_are_refused(last_action: bool) -> None:
+    config = EnvironmentConfig(id="Catch", last_action=last_action)
+    with closing(environments.make(config, 2)) as environment:
+        batched = gym.vector.utils.batch_space(environment.action_space, 2)
+        batched.seed(0)
+        with pytest.raises(RuntimeError, match=r"is new.*send comes after reset"):
+            environment.send(batched.sample())
+        environment.reset(0)
+        with pytest.raises(RuntimeError, match=r"recv comes after send"):
+            environment.recv()
+        environment.send(batched.sample())
+        with pytest.raises(RuntimeError, match=r"is stepping"):
+            environment.send(batched.sample())
+        environment.recv()
+    with pytest.raises(RuntimeError, match="is closed"):
+        environment.recv()
 
 
 class TestSeeds:
@@ -237,14 +236,6 @@ class TestEpisodeEnds:
                     assert row.step_type == LAST and row.discount == cut_off
                 step = step + 1 if step < length else 0
                 episode += step == 0
-
-    def test_processes_give_what_one_process_gives(self) -> None:
-        def run(vectorization: Any) -> list[EnvironmentStep]:
-            config = EnvironmentConfig(id="counting:Counting-v0", vectorization=vectorization)
-            with closing(environments.make(config, 2)) as environment:
-                return play(environment, 30)
-
-        assert same(run("sync"), run("async"))
 
 
 class TestGymnasium:
@@ -508,20 +499,22 @@ class TestAtari:
         pressed = np.array([1, 10, 11, 12, 13, 14, 15, 16, 17])
         assert all("FIRE" in list(ale_py.Action.__members__)[action] for action in pressed)
         with (
-            closing(atari(9, game="Skiing", full_action_set=True)) as one,
-            closing(atari(9, game="Skiing", full_action_set=True)) as other,
-            closing(atari(9, game="Skiing")) as another,
+            closing(atari(1, game="Skiing", full_action_set=True)) as one,
+            closing(atari(1, game="Skiing", full_action_set=True)) as other,
+            closing(atari(1, game="Skiing")) as another,
         ):
             assert one.action_space == gym.spaces.Discrete(18)
             for environment in (one, other, another):
                 environment.reset(5)
-            for _ in range(20):
-                one.send(pressed)
-                other.send(np.array([0, 2, 3, 4, 5, 6, 7, 8, 9]))
-                another.send(np.zeros(9, np.int64))
-                seen = [each.recv().timestep.observation for each in (one, other, another)]
-                assert (seen[0] == seen[1]).all()
-            assert (seen[1][2:] != seen[2][2:]).any(axis=(1, 2, 3)).any()  # actions do something
+            differ = False
+            for action, plain in zip(pressed, (0, 2, 3, 4, 5, 6, 7, 8, 9), strict=True):
+                for _ in range(8):
+                    for environment, sent in ((one, action), (other, plain), (another, 0)):
+                        environment.send(np.array([sent]))
+                    seen = [each.recv().timestep.observation for each in (one, other, another)]
+                    assert (seen[0] == seen[1]).all()
+                    differ |= (seen[1] != seen[2]).any()
+            assert differ  # actions do something
 
     def test_a_table_restricts_actions_by_game(self) -> None:
         # Given Pong with the table, whose three actions are 0, 2 and 3 of its own six ...
@@ -747,15 +740,6 @@ class TestOutward:
         single = to_gymnasium.SingleEnv(lambda: made(1))
         single.reset(seed=0)
         assert single.step(0)[2:] == (False, True, {"frames": 1, "discount": 0.5})
-
-
-def test_no_environment_imports_tensorflow() -> None:
-    code = (
-        "import sys; from impala import environments; from impala.environments import atari; "
-        "sys.exit('tensorflow' in sys.modules)"
-    )
-    root = pathlib.Path(__file__).parents[1]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
 
 
 def test_no_environments_are_refused() -> None:

@@ -1,6 +1,5 @@
 """Evaluation plays a fair sample of whole episodes, and tells what was played."""
 
-import collections
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -90,15 +89,6 @@ class Counting:
 
 def _play(environment: Environment, num: int, greedy: bool = True, seed: int = 0) -> list[Episode]:
     return evaluation.play_episodes(environment, Counting(), num, greedy, seed)  # type: ignore
-
-
-def test_short_episodes_are_not_preferred() -> None:
-    # While environment 1 plays its three episodes, environment 0 finishes some fifteen.
-    episodes = _play(Scripted([[1], [10]]), 6)
-
-    lengths = collections.Counter(episode.length for episode in episodes)
-    assert lengths == {1: 3, 10: 3}
-    assert np.mean([episode.episode_return for episode in episodes]) == 5.5
 
 
 def test_episodes_are_the_first_of_each_environment() -> None:

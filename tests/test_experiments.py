@@ -179,8 +179,12 @@ refused("learner catch --listen nowhere", "The learner cannot be served on 'nowh
 refused(f"learner catch --listen 127.0.0.1:{TAKEN}", "give HOST:PORT of this machine with a port")
 refused(f"learner catch --health-listen 127.0.0.1:{TAKEN}", "Health cannot be served")
 refused("learner catch --listen 0.0.0.0:0", "--security.insecure")
+for flag in ("--listen", "--health-listen", "--metrics-listen"):
+    refused(f"learner catch {flag} localhost:99999", "65535")
 refused("actor --learner here", "'here' is not the address of a learner: give HOST:PORT")
 refused("actor --learner here:99999", "a port from 1 to 65535")
+refused("actor --metrics-listen localhost:99999", "65535")
+refused("actor --metrics-listen localhost:65530 --num-actors 10", "65535")
 refused(f"actor --metrics-listen 127.0.0.1:{TAKEN}", "Metrics cannot be served")
 refused("actor --security.token-file absent", "absent cannot be read")
 refused("status nowhere", "'nowhere' is not the address of a learner")

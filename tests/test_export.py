@@ -50,8 +50,10 @@ def _flat(observation: Any) -> dict[str, tf.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of gym
-@pytest.mark.parametrize("greedy", [False, True])
-@pytest.mark.parametrize(("name", "episodes"), [("catch", 6), ("cartpole", 2), ("bandit", 4)])
+@pytest.mark.parametrize(
+    ("name", "episodes", "greedy"),
+    [("catch", 6, False), ("cartpole", 2, False), ("bandit", 4, False), ("bandit", 4, True)],
+)
 def test_a_saved_model_plays_what_evaluate_plays(
     models: pathlib.Path, name: str, episodes: int, greedy: bool
 ) -> None:

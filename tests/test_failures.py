@@ -146,35 +146,31 @@ def test_a_mistake_ends_a_run_before_it_begins(tmp_path: pathlib.Path) -> None:
     assert "Training" not in done.stderr
 
 
-@pytest.mark.parametrize("actors", [1, 2])
 def test_a_mistake_that_each_start_repeats_ends_the_run_after_the_second(
-    tmp_path: pathlib.Path, actors: int
+    tmp_path: pathlib.Path,
 ) -> None:
     """Given one that shows itself only where there are several environments in a process."""
-    done = _trained(
-        tmp_path,
-        *("--environment.id", "looked:Alone", "--num-actors", str(actors)),
-    )
+    done = _trained(tmp_path, "--environment.id", "looked:Alone", "--num-actors", "1")
     assert done.returncode == 1, done.stderr
     assert re.search("The actors keep failing: ValueError: .* the reward is None", done.stderr)
     log = done.stderr + (tmp_path / "run" / "actors.log").read_text()
-    again = log.count("ended with status 65")  # a fleet says so of each last end, too
-    assert 1 <= again <= 2 * actors + 1  # one may have started a third time meanwhile
+    assert 1 <= log.count("ended with status 65") <= 3  # it may have started a third time
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("vectorization", "actors", "status"), [("sync", 1, 1), ("sync", 2, 1), ("async", 1, 0)]
+    ("vectorization", "actors", "status", "frames"),
+    [("sync", 1, 1, 5000), ("sync", 2, 1, 5000), ("async", 1, 0, 1500)],
 )
 def test_training_shows_it_once(
-    tmp_path: pathlib.Path, vectorization: str, actors: int, status: int
+    tmp_path: pathlib.Path, vectorization: str, actors: int, status: int, frames: int
 ) -> None:
     # Given an environment that raises at every hundredth step ...
     (tmp_path / "game.py").write_text(_GAME)
     done = _trained(
         tmp_path,
         *("--environment.id", "game:Game-v0", "--environment.vectorization", vectorization),
-        *("--total-frames", "5000", "--actor.num-envs", "2", "--num-actors", str(actors)),
+        *("--total-frames", str(frames), "--actor.num-envs", "2", "--num-actors", str(actors)),
     )
     # ... then the screen has it once, and says that it goes on.
     place = re.escape(f"KeyError: 'gear' ({tmp_path / 'game.py'}:13, in shift)")

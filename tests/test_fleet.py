@@ -8,8 +8,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 import pytest
 import services
@@ -55,13 +53,6 @@ def start_fleet(
     )
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
-
-
 def test_wrong_command_lines_are_not_restarted_for_ever(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -76,7 +67,7 @@ def test_killed_actors_are_restarted_ended_ones_are_not(tmp_path: pathlib.Path) 
     body = "if index == '1' and number == 0: time.sleep(60)"
     fleet = start_fleet(tmp_path, 2, body)
     victim = tmp_path / "starts" / "1-0"
-    wait_until(victim.exists)
+    services.wait_for("the victim", victim.exists)
     os.kill(int(victim.read_text()), signal.SIGKILL)
     _, log = fleet.communicate(timeout=30)
     assert fleet.returncode == 0
@@ -86,15 +77,19 @@ def test_killed_actors_are_restarted_ended_ones_are_not(tmp_path: pathlib.Path) 
     assert "actor-1 ended with status 137; starting it again" in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("status", "give_up_after", "last"),
+    [(3, 3, {"0-2", "1-2"}), (65, 1000, {"0-1", "1-1"})],  # 65: each start would fail
+)
 def test_a_failing_fleet_gives_up_if_told_to(
-    tmp_path: pathlib.Path,
+    tmp_path: pathlib.Path, status: int, give_up_after: int, last: set[str]
 ) -> None:
-    fleet = start_fleet(tmp_path, 2, "sys.exit(3)", give_up_after=3)
+    fleet = start_fleet(tmp_path, 2, f"sys.exit({status})", give_up_after=give_up_after)
     _, log = fleet.communicate(timeout=30)
-    assert fleet.returncode == 3
+    assert fleet.returncode == status
     assert "All actors keep failing." in log
     starts = [path.name for path in (tmp_path / "starts").iterdir()]
-    assert {"0-2", "1-2"} <= {*starts} and len(starts) < 12
+    assert last <= {*starts} and len(starts) < 12
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -107,7 +102,9 @@ signal.signal(signal.SIGTERM, drain)
 """
     fleet = start_fleet(tmp_path, 2, "time.sleep(60)", prepare)
     starts = tmp_path / "starts"
-    wait_until(lambda: (starts / "0-0").exists() and (starts / "1-0").exists())
+    services.wait_for(
+        "both starts", lambda: (starts / "0-0").exists() and (starts / "1-0").exists()
+    )
     fleet.send_signal(number)
     fleet.communicate(timeout=30)
     assert fleet.returncode == 0
@@ -120,9 +117,9 @@ def test_actors_of_a_fleet_that_is_killed_end_at_once(tmp_path: pathlib.Path) ->
     ignoring = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     fleet = start_fleet(tmp_path, 2, "time.sleep(600)", prepare=ignoring)
     actors = [tmp_path / "starts" / f"{index}-0" for index in range(2)]
-    wait_until(lambda: all(file.exists() for file in actors))
+    services.wait_for("all actors", lambda: all(file.exists() for file in actors))
     fleet.kill()
     fleet.wait()
     pids = [int(file.read_text()) for file in actors]
-    wait_until(lambda: not any(map(services.is_alive, pids)))
+    services.wait_for("their ends", lambda: not any(map(services.is_alive, pids)))
     fleet.communicate()

@@ -195,24 +195,6 @@ def test_an_update_that_xla_compiles_is_the_same(
     assert any((values[name] != value).any() for name, value in before.items())
 
 
-@pytest.mark.parametrize("value", [np.nan, HUGE])
-def test_culprits_are_found_by_their_own_loss_and_gradient(value: float) -> None:
-    learner = make("impala")
-    refusal = learner.update(poisoned(batch_for(learner), [1, 4], value))
-    assert isinstance(refusal, Refusal)
-    assert refusal.culprits == [1, 4]
-
-
-def test_all_are_culprits_if_the_last_good_batch_is_good() -> None:
-    learner = make("impala")
-    bad = poisoned(batch_for(learner, 1), list(range(B)))
-    first = learner.update(bad)
-    assert isinstance(first, Refusal) and first.culprits == []
-    learner.update(batch_for(learner))
-    second = learner.update(bad)
-    assert isinstance(second, Refusal) and second.culprits == list(range(B))
-
-
 # -------------------------------------------------------------------------- a run of them
 
 

@@ -12,7 +12,7 @@ import messages
 import numpy as np
 import pytest
 import trustme
-from callers import OK, STREAM_METHOD, certificate, secure_channel, status, write
+from callers import OK, STREAM_METHOD, Clock, certificate, secure_channel, status, write
 from services import WAIT
 
 from actors.client import LearnerClient, new_incarnation
@@ -29,22 +29,12 @@ from protos.impala.v1 import learner_pb2 as pb
 from protos.impala.v1 import learner_pb2_grpc as pb_grpc
 
 
-class _Clock:
-    """Stands still, so that a quarantine ends when the test wants it to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class _Served:
     """A learner on a free port that learns from nothing and has room for everything."""
 
     def __init__(self, **security: Any) -> None:
         self.accounts = Accounts()
-        self.clock = _Clock()
+        self.clock = Clock()
         self.quarantine = Quarantine(QuarantineConfig(), self.clock)
         self.service = messages.service(
             self.accounts, Ingest(capacity=100_000), quarantine=self.quarantine
@@ -260,19 +250,6 @@ def test_nobody_with_a_good_token_can_take_anothers_name(tmp_path: pathlib.Path)
         _send(honest)  # and nobody has disturbed it
         member = served.member("pong-a-1")
         assert (member.joins, member.unrolls, member.rejected) == (1, 4, 0)
-
-
-def test_an_actor_by_anothers_name_ends_with_its_tokens_names(
-    tmp_path: pathlib.Path,
-) -> None:
-    tokens = write(tmp_path / "tokens", LINES)
-    mine = write(tmp_path / "mine", f"actor {PONG} pong-a-*\n")
-    with (
-        _Served(token_file=tokens) as served,
-        pytest.raises(LearnerRefused, match=r"by the name host-1-0: it is for pong-a,pong-a-\*"),
-        _actor(served, "host-1-0", token_file=mine),
-    ):
-        pass
 
 
 def test_a_certificate_is_for_its_name_and_its_trust_domain(tmp_path: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -366,10 +367,14 @@ def test_streams_end_with_a_status_that_says_what_to_do(monkeypatch: pytest.Monk
     status, why, replies = _status(served(), _request(), _request(0))
     assert (status, replies) == (code.INVALID_ARGUMENT, 1) and "num_envs is 0" in why
     service = served()
-    monkeypatch.setattr(service, "hang_seconds", 10.0)  # the first row has come by then
+    inference = service._inference
+    assert inference is not None
+    asked = itertools.count()  # first for the first row and its reply
+    seconds = property(lambda _: services.WAIT if next(asked) < 2 else 1.0)
+    monkeypatch.setattr(LearnerService, "hang_seconds", seconds, raising=False)
     status, why, replies = _status(service, _request())
     assert (status, replies) == (code.DEADLINE_EXCEEDED, 1) and "actor.hang_seconds" in why
-    assert service._inference is not None and service._inference.versions == 0
+    assert inference.versions == 0
 
 
 def test_an_unroll_that_takes_too_long_is_ended() -> None:

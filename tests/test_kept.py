@@ -28,7 +28,6 @@ class Story:
         self,
         logdir: pathlib.Path,
         frames: int = 0,
-        environment: dict[str, Any] | None = None,
         total_episodes: int = 0,
         **settings: Any,
     ) -> None:
@@ -39,7 +38,6 @@ class Story:
                 "total_frames": 1000,
                 "total_episodes": total_episodes,
                 "learner": {"milestones": 0} | settings,
-                "environment": environment or {},
             },
         )
         self.evaluated: list[Evaluated] = []
@@ -138,15 +136,6 @@ def test_a_hundred_training_episodes_count_without_evaluator(tmp_path: pathlib.P
     assert story.goes_on_to(500, [11.0] * 100).best == 35
 
 
-def test_rewards_count_until_a_hundred_episodes_have_ended(tmp_path: pathlib.Path) -> None:
-    story = Story(tmp_path)
-    assert story.goes_on_to(20, [], rewards=(0.0, 20)).best == 2
-    assert story.goes_on_to(40, [1.0] * 30, rewards=(4.0, 20)).best == 4  # else 2 for long
-    assert story.score == {**PLAYED, "return": 0.2, "by": "rewards", "frames": 40}
-    assert story.goes_on_to(60, [0.5] * 70, rewards=(0.0, 20)).best == 6
-    assert story.score["by"] == "training"
-
-
 def test_a_run_that_ends_keeps_its_best_and_milestones(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -187,6 +176,13 @@ def test_milestones_are_kept_in_equal_shares_of_the_run(tmp_path: pathlib.Path) 
     assert kept == [26, 50, 80, 100]
     assert checkpoint.choose(tmp_path, "26").counters.frames == 260
     assert not checkpoint.exists(tmp_path)  # a run does not go on from these
+
+
+def test_milestones_are_kept_every_so_many_hours(tmp_path: pathlib.Path) -> None:
+    story = Story(tmp_path, milestone_hours=0.5)  # 250 frames
+    story.goes_on_to(240).goes_on_to(260).goes_on_to(270).goes_on_to(490).goes_on_to(510)
+    kept = [path.name[:12] for path in checkpoint.of_kind(tmp_path, "milestones")]
+    assert kept == ["000000000026", "000000000051"]
 
 
 def test_milestones_after_the_checkpoint_are_kept_once(tmp_path: pathlib.Path) -> None:

@@ -252,23 +252,6 @@ def test_half_fresh_half_replayed() -> None:
     ]
 
 
-def test_replay_only_counts_fresh_unrolls_unlearned() -> None:
-    ingest, replay = Ingest(capacity=100), _replay()
-    _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(3)])
-    config = MixConfig(fresh=4, replayed=6, learn_from_fresh=False, warm_up_unrolls=2)
-    mix = Mix(ingest, config, LAYOUT, replay)
-    try:
-        first, second, third = _take(mix, 3)
-    finally:
-        mix.close()
-    assert first.batch is None
-    for prepared, newest in ((second, 4), (third, 8)):
-        assert prepared.batch is not None
-        assert prepared.batch.is_replay.tolist() == [True] * 6
-        assert max(_numbers(prepared)) < newest
-        assert prepared.unrolls == 4
-
-
 def test_several_updates_follow_each_taking_of_fresh_unrolls() -> None:
     ingest, replay = Ingest(capacity=100), _replay()
     _put(ingest, [_framed(i + 1, 4, 4 * i) for i in range(3)])

@@ -259,22 +259,6 @@ def test_the_learner_finds_the_policy_that_acted() -> None:
         assert_alike((unroll.output.policy[1:], unroll.output.baseline[1:]), tuple(output))
 
 
-def test_the_seed_decides_what_is_done() -> None:
-    agent, _ = pair(SMALL, spaces.Box(0, 1, (10, 5), np.uint8), CHOICE)
-
-    def actions(seed: int) -> np.ndarray:
-        environment = environments.make(EnvironmentConfig("Catch"), 6)
-        of = environment.observation_space, environment.action_space
-        chosen = policy.make_policy(agent, SMALL, of)
-        stream = Actor(lambda task: [environment], chosen, 50, seed).run(
-            lambda: parameters_of(agent)
-        )
-        return next(stream).unroll.output.action[1:].copy()
-
-    np.testing.assert_array_equal(actions(1), actions(1))
-    assert (actions(1) != actions(2)).any()
-
-
 class OwnDiscrete(spaces.Discrete):
     """A space of somebody's own."""
 

@@ -17,9 +17,7 @@ from impala.config.values import OptionError
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_survive_json_yaml_and_environment_variables(
-    name: str, tmp_path: pathlib.Path
-) -> None:
+def test_presets_survive_json_and_yaml(name: str, tmp_path: pathlib.Path) -> None:
     config = rules.validate(PRESETS[name][1])
     other = "cartpole" if name != "cartpole" else "catch"
     file = tmp_path / "config.yaml"
@@ -27,20 +25,6 @@ def test_presets_survive_json_yaml_and_environment_variables(
 
     assert values.from_dict(Config, json.loads(json.dumps(values.to_dict(config)))) == config
     assert values.to_dict(layers.layered(other, file, {})) == values.to_dict(config)
-
-
-def test_each_layer_covers_the_one_below(tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("seed: 1\noptimiser: {learning_rate: 3e-4, beta1: 0.8}\n")
-    environ = {"IMPALA_OPTIMISER__LEARNING_RATE": "5e-4", "PATH": "/bin"}
-
-    config = layers.layered("catch", file, environ)
-
-    assert config.optimiser.learning_rate == 5e-4  # environment over file
-    assert config.optimiser.beta1 == 0.8  # file over preset
-    assert config.seed == 1
-    assert config.optimiser.name == "adam"  # the preset's, not the default
-    assert config.environment.id == "Catch"
 
 
 @pytest.mark.parametrize(
@@ -78,6 +62,7 @@ def test_environment_variables_hold_every_kind_of_value() -> None:
         "IMPALA_ENVIRONMENT__KWARGS": '{"continuous": true}',
         "IMPALA_LEARNER__BFLOAT16": "True",
         "IMPALA_TOTAL_FRAMES": "25e6",
+        "IMPALA_TASKS__FRAMES": "1.5e3 2_000",
         "IMPALA_SEED": "9007199254740993",  # no float holds it
     }
 
@@ -88,6 +73,7 @@ def test_environment_variables_hold_every_kind_of_value() -> None:
     assert config.environment.kwargs == '{"continuous": true}'
     assert config.learner.bfloat16 is True
     assert config.total_frames == 25_000_000
+    assert config.tasks.frames == (1500, 2000)
     assert config.seed == 9007199254740993
 
 
@@ -182,6 +168,7 @@ def test_a_misspelt_variable_is_told_the_nearest(name: str, right: str) -> None:
         ({"optimiser": {"beta2": 1}}, "optimiser.beta2 is 1.0; it must be from 0 to 0.999999"),
         ({"seed": True}, "seed is True; it must be a whole number"),
         ({"seed": 0.5}, "seed is 0.5; it must be a whole number"),
+        ({"total_frames": "1.5"}, "total_frames is '1.5'; it must be a whole number"),
         ({"learner": {"jit_compile": "maybe"}}, "is 'maybe'; it must be true or false"),
         ({"agent": {"hidden_sizes": 64}}, "agent.hidden_sizes is 64; it must be a list"),
         ({"agent": {"hidden_sizes": [64, 0]}}, "hidden_sizes[1] is 0; it must be at least 1"),

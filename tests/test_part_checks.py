@@ -206,20 +206,6 @@ def test_an_optimiser_passes_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimiser", "said"),
-    [
-        (Lazy, "mine:Optimiser makes a variable in apply"),
-    ],
-)
-def test_an_optimiser_that_checkpoints_would_not_hold_is_refused(
-    optimiser: type[Optimiser], said: str
-) -> None:
-    variable = tf.Variable([1.0, 2.0])
-    with pytest.raises(ComponentError, match=said):
-        checks.check_optimiser("mine:Optimiser", optimiser([variable]).apply, [variable])
-
-
-@pytest.mark.parametrize(
     ("torso", "core", "said"),
     [(Linear, Decay, ""), (Means, Decay, "mine:Torso"), (Linear, Unforgetting, "mine:Core")],
 )

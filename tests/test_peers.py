@@ -174,11 +174,8 @@ def two(directory: pathlib.Path, preset: str, *flags: object) -> Iterator[list[P
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize(("preset", "least"), [("catch", 0.99), ("cartpole", 475.0)])
-def test_two_peers_with_two_actors_each_train(
-    tmp_path: pathlib.Path, preset: str, least: float
-) -> None:
-    with contextlib.ExitStack() as stack, two(tmp_path, preset) as both:
+def test_two_peers_with_two_actors_each_train(tmp_path: pathlib.Path) -> None:
+    with contextlib.ExitStack() as stack, two(tmp_path, "catch") as both:
         for i in range(4):
             peer = both[i % 2]
             stack.enter_context(services.actor(peer.logdir, peer.address, "--name", f"actor-{i}"))
@@ -195,7 +192,7 @@ def test_two_peers_with_two_actors_each_train(
     report = tmp_path / "report.json"
     evaluated = services.run("evaluate", both[0].logdir, "--greedy", "--json", report)
     assert evaluated.returncode == 0, evaluated.stderr
-    assert json.loads(report.read_text())["summary"]["return_mean"] >= least
+    assert json.loads(report.read_text())["summary"]["return_mean"] >= 0.99
 
     # The first one's telemetry has queue, lag and waiting of both.
     row = services.rows(both[0].logdir)[-2]

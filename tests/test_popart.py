@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,8 +26,7 @@ from impala.config.schema import (
 )
 from impala.environments import Environment
 from impala.environments.spaces import TASK
-from impala.logdir import checkpoint
-from impala.logdir.checkpoint import Checkpoint, Counters
+from impala.logdir.checkpoint import Counters
 from impala.parts import build
 from impala.testing.algorithms import loss_and_gradients
 from impala.types import Batch, Parameters, Unroll
@@ -156,8 +154,8 @@ def batch_of(plan: Plan, agent: Agent, envs: int = 2) -> Batch:
     return Batch(unroll, is_replay=np.zeros(size, np.bool_))
 
 
-def learner_of(config: Config, seed: int = 0) -> tuple[Plan, Learner]:
-    plan = make_plan(dataclasses.replace(config, seed=seed))
+def learner_of(config: Config) -> tuple[Plan, Learner]:
+    plan = make_plan(config)
     return plan, plan.phases.learner_at(Counters())
 
 
@@ -304,20 +302,3 @@ def test_an_unroll_of_an_unknown_task_is_refused() -> None:
     wrong.unroll.timestep.observation[TASK][:, 2] = 7
     refusal = learner.update(wrong)
     assert isinstance(refusal, Refusal) and refusal.culprits == [2]
-
-
-def test_a_checkpoint_holds_the_statistics(tmp_path: pathlib.Path) -> None:
-    plan, learner = learner_of(CONFIG)
-    batch = batch_of(plan, plan.phases.agent)
-    for _ in range(2):
-        learner.update(batch)
-    saved = Checkpoint(CONFIG, learner.counters, learner.variables(), accounts={})
-    checkpoint.save(tmp_path, saved, keep=1)
-    other_plan, other = learner_of(CONFIG, seed=3)
-    other.restore(checkpoint.load(tmp_path))
-    np.testing.assert_array_equal(
-        statistics(other_plan.phases.agent), statistics(plan.phases.agent)
-    )
-    for each in (learner, other):
-        each.update(batch)
-    tree.map_structure(np.testing.assert_array_equal, learner.variables(), other.variables())

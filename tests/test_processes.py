@@ -17,6 +17,7 @@ import counting
 import faulty
 import numpy as np
 import pytest
+import services
 from faulty import Do
 from services import is_alive
 
@@ -117,13 +118,6 @@ def workers(environment: Environment) -> list[Any]:
     return environment._environment._workers  # type: ignore[attr-defined]
 
 
-def wait_until_dead(*pids: int) -> None:
-    end = time.monotonic() + 10.0
-    while any(map(is_alive, pids)):
-        assert time.monotonic() < end, f"{pids} live on"
-        time.sleep(0.02)
-
-
 def test_one_that_crashes_is_replaced_and_the_others_count_on(tmp_path: pathlib.Path) -> None:
     crashes = (
         (Do.RAISE, "KeyError: 'gear'"),
@@ -176,7 +170,7 @@ def test_hanging_ones_are_killed_with_their_children(
         assert time.monotonic() - start < 15.0  # all within one deadline, not one after another
         detail = "fault 1, no answer within 5 s"
         assert step.faults == [EnvironmentFault(i, "hung", detail) for i in range(4)]
-        wait_until_dead(*old[:4], child)
+        services.wait_for("their ends", lambda: not any(map(is_alive, [*old[:4], child])))
         assert is_alive(old[4])
         witness.step(begins=range(4))
         for _ in range(10):
@@ -237,7 +231,7 @@ def test_a_process_that_cannot_be_started_is_the_reason(monkeypatch: pytest.Monk
             environment.reset(0)
         first = workers(environment)[0]._process.pid
         assert is_alive(first)
-    wait_until_dead(first)
+    services.wait_for("its end", lambda: not is_alive(first))
 
 
 def test_one_that_leaks_is_replaced_at_the_end_of_an_episode() -> None:
@@ -300,4 +294,4 @@ environment.recv()
         pids.append(int(children.read_text()))
         assert all(map(is_alive, pids))
         actor.kill()
-    wait_until_dead(*pids)
+    services.wait_for("their ends", lambda: not any(map(is_alive, pids)))

@@ -1,6 +1,5 @@
 """The learner answers an actor as docs/wire-protocol.md says, message by message."""
 
-import asyncio
 from typing import Any
 
 import messages
@@ -11,10 +10,6 @@ from impala.types import Parameters, StepType
 from learner.fleet.accounts import Accounts
 from learner.service.service import LearnerService
 from protos.impala.v1 import learner_pb2 as pb
-
-
-def _submit(service: LearnerService, message: pb.Unrolls) -> pb.Receipt:
-    return asyncio.run(service.submit(message))
 
 
 class Foreign:
@@ -36,7 +31,7 @@ class Foreign:
         return messages.message(sequence, **{"fingerprint": self.fingerprint, **named, **kw})
 
     def send(self, sequence: int, **kw: Any) -> pb.Receipt:
-        receipt = _submit(self.service, self.message(sequence, **kw))
+        receipt = messages.submit(self.service, self.message(sequence, **kw))
         if receipt.reason != pb.REASON_UNKNOWN_ACTOR:
             self.acknowledged = (sequence, receipt.acknowledged_unrolls, receipt.proof)
         return receipt
@@ -118,7 +113,7 @@ def test_unrolls_of_an_evaluator_are_those_of_an_unknown_actor() -> None:
     actor.seed = evaluator.seed
     assert evaluator == actor
     sent = messages.message(actor="e", fingerprint=evaluator.fingerprint)
-    assert _submit(service, sent).reason == pb.REASON_UNKNOWN_ACTOR
+    assert messages.submit(service, sent).reason == pb.REASON_UNKNOWN_ACTOR
     assert service.evaluators.get_snapshot(pb.GetSnapshotRequest(actor="e")) == b""
     pulled = pb.GetParametersReply.FromString(service.get_parameters(pb.GetParametersRequest()))
     assert pulled.parameters.version == 3

@@ -1,26 +1,18 @@
 """Quarantine: who is refused for how long, by a clock of the test's."""
 
 import logging
-import threading
 from typing import Any
 
 import pytest
+from callers import Clock
 
 from impala.config.schema import QuarantineConfig
 from learner.fleet import quarantine as quarantine_module
 from learner.fleet.quarantine import Quarantine, Standing
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def _quarantine(**settings: Any) -> tuple[Quarantine, _Clock]:
-    clock = _Clock()
+def _quarantine(**settings: Any) -> tuple[Quarantine, Clock]:
+    clock = Clock()
     return Quarantine(QuarantineConfig(**settings), clock), clock
 
 
@@ -80,7 +72,7 @@ def test_it_can_be_turned_off_and_goes_on_counting() -> None:
 def test_among_the_runs_own_actors_it_says_why_the_run_is_to_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    quarantine = Quarantine(QuarantineConfig(), _Clock(), own_actors=True)
+    quarantine = Quarantine(QuarantineConfig(), Clock(), own_actors=True)
     _blame(quarantine, "a", times=2)
     assert quarantine.ends_run == ""
     _blame(quarantine, "a", times=1)
@@ -100,17 +92,3 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     blamed = {name: quarantine.standing(name).blamed for name in "abcd"}
     assert blamed == {"a": 2, "b": 0, "c": 1, "d": 1}  # b was blamed the longest ago
     assert len(quarantine.standing("a").why) == 500
-
-
-def test_blames_of_many_threads_are_all_counted() -> None:
-    quarantine, _ = _quarantine()
-    threads = [
-        threading.Thread(target=_blame, args=(quarantine, "a"), kwargs={"times": 200})
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert quarantine.standing("a").blamed == 1600
-    assert quarantine.standing("a").seconds_left == 60.0

@@ -86,17 +86,6 @@ def assert_whole(batch: Unroll) -> None:
         assert batch.frames[column] == FRAMES
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_what_is_drawn_is_what_was_added(rule: Rule) -> None:
-    replay = make(rule=rule)
-    replay.add(rows(2, 4), ACTOR)
-
-    batch = drawn(replay, 4)
-
-    assert sorted(batch.parameter_version) == [2, 3, 4, 5]  # each once
-    assert_whole(batch)
-
-
 @pytest.mark.parametrize("is_on_disk", [False, True])
 def test_what_is_drawn_twice_is_kept_once(tmp_path: pathlib.Path, is_on_disk: bool) -> None:
     """Given unrolls that are not in memory, and then room for them there."""
@@ -181,7 +170,7 @@ def test_a_cleared_replay_is_a_new_one_that_goes_on_counting(
     assert replay.clear() == 9
 
     assert len(replay) == 0 and not replay.is_full
-    with pytest.raises(LookupError):
+    with pytest.raises(LookupError, match="empty"):
         drawn(replay, 1)
     assert replay.add(rows(9, 4), ACTOR) == 9
     replay.commit()
@@ -202,28 +191,17 @@ def chi_squared(numbers: np.ndarray, of: int) -> float:
     return float(((observed - expected) ** 2 / expected).sum())
 
 
-def naive_reservoir(capacity: int, added: int, seed: int) -> np.ndarray:
-    """What a plausible wrong rule leaves: each new unroll replaces any of the old ones."""
-    rng = np.random.default_rng(seed)
-    held = np.arange(capacity)
-    for number in range(capacity, added):
-        held[rng.integers(capacity)] = number
-    return held
-
-
 def test_a_reservoir_is_uniform_over_everything_ever_added() -> None:
     added = TIMES * CAPACITY
     block = rows(0, 100)
-    held, naive = [], []
+    held = []
     for seed in range(3):
         replay = make(capacity=CAPACITY, seed=seed)
         for _ in range(added // 100):
             replay.add(block, ACTOR)
         assert len(replay) == CAPACITY
         held.append(messages.held(replay))
-        naive.append(naive_reservoir(CAPACITY, added, seed))
     assert chi_squared(np.concatenate(held), added) < CRITICAL
-    assert chi_squared(np.concatenate(naive), added) > 10 * CRITICAL
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -236,6 +214,8 @@ def test_a_smaller_capacity_evicts_at_the_next_start(tmp_path: pathlib.Path, rul
     replay = make(Disk(tmp_path, "test"), rule, capacity=4)
     assert len(replay) == 4
     assert set(messages.held(replay)) <= set(before)
+    if rule == "fifo":
+        assert messages.held(replay).tolist() == [26, 27, 28, 29]
     assert_whole(drawn(replay, 4))
     replay.close()
 
@@ -243,11 +223,6 @@ def test_a_smaller_capacity_evicts_at_the_next_start(tmp_path: pathlib.Path, rul
 def test_an_unroll_that_is_larger_than_the_replay_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"16 frames .* not fit .*replay.capacity_frames"):
         make(capacity=0).add(rows(0, 1), ACTOR)
-
-
-def test_nothing_can_be_drawn_from_an_empty_replay() -> None:
-    with pytest.raises(LookupError, match="empty"):
-        drawn(make(), 1)
 
 
 class Story(hypothesis.stateful.RuleBasedStateMachine):

@@ -4,17 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from callers import Clock
 
 from impala.types import EnvironmentFault
 from learner.fleet.roster import Roster
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def _sent(
@@ -30,7 +23,7 @@ def _sent(
 
 
 def test_what_a_member_did_is_counted() -> None:
-    clock = _Clock()
+    clock = Clock()
     roster = Roster(clock)
     roster.joined("a", "actor")
     for version in range(5):
@@ -48,7 +41,7 @@ def test_what_a_member_did_is_counted() -> None:
 
 
 def test_speed_is_of_late_and_falls_to_nothing() -> None:
-    clock = _Clock()
+    clock = Clock()
     roster = Roster(clock)
     roster.joined("a", "actor")
     for _ in range(100):
@@ -62,7 +55,7 @@ def test_speed_is_of_late_and_falls_to_nothing() -> None:
 
 
 def test_members_go_silent_and_are_forgotten_but_totals_stay() -> None:
-    clock = _Clock()
+    clock = Clock()
     roster = Roster(clock)
     for name in ("a", "b"):
         roster.joined(name, "actor")
@@ -78,7 +71,7 @@ def test_members_go_silent_and_are_forgotten_but_totals_stay() -> None:
 
 
 def test_an_actor_has_left_when_its_last_stream_ends() -> None:
-    roster = Roster(_Clock())
+    roster = Roster(Clock())
     roster.joined("a", "actor")
     assert roster.actors() == (1, 0)  # it plays its first unroll
     for _ in range(2):  # the network broke, and the first stream has not noticed yet
@@ -95,17 +88,8 @@ def test_an_actor_has_left_when_its_last_stream_ends() -> None:
     assert [member.name for member in roster.members()] == ["a"]
 
 
-def test_actors_are_counted_without_what_they_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The training loop asks, and of thousands of actors that took it most of a second."""
-    roster = Roster(_Clock())
-    for number in range(40):
-        roster.joined(str(number), "actor" if number else "evaluator")
-    monkeypatch.setattr(Roster, "members", None)
-    assert roster.actors() == (39, 0)
-
-
 def test_an_actors_return_is_of_its_last_hundred_episodes() -> None:
-    roster = Roster(_Clock())
+    roster = Roster(Clock())
     for name in ("a", "b"):
         roster.joined(name, "actor")
     _sent(roster, "a", returns=[100.0])
@@ -116,7 +100,7 @@ def test_an_actors_return_is_of_its_last_hundred_episodes() -> None:
 
 
 def test_the_time_of_a_step_is_a_mean_of_all_steps() -> None:
-    roster = Roster(_Clock())
+    roster = Roster(Clock())
     for name, paces in (("a", [(1.0, 10), (2.0, 30)]), ("unknown", [(0.0, 0)])):
         for pace in paces:
             _sent(roster, name, pace=pace)
@@ -124,7 +108,7 @@ def test_the_time_of_a_step_is_a_mean_of_all_steps() -> None:
 
 
 def test_environment_faults_are_counted() -> None:
-    roster = Roster(_Clock())
+    roster = Roster(Clock())
     roster.joined("a", "actor")
     roster.joined("b", "actor")
     roster.failed("a", [EnvironmentFault(3, "crashed", "KeyError: 'gear'")])
@@ -138,7 +122,7 @@ def test_environment_faults_are_counted() -> None:
 
 def test_who_keeps_a_stream_open_is_no_silent_actor() -> None:
     """However long its next unroll takes, or training waits."""
-    clock = _Clock()
+    clock = Clock()
     roster = Roster(clock)
     roster.joined("a", "actor")
     roster.began("a")

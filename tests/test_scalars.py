@@ -10,7 +10,7 @@ import pytest
 from services import check_losses
 from test_guard import batch_for, make
 
-from impala.config.schema import ActorCriticConfig, AgentConfig, ImpalaConfig
+from impala.config.schema import AgentConfig, ImpalaConfig
 from impala.logdir.checkpoint import Counters
 from impala.types import Batch, Episode
 from learner.data.ingest import Arrival
@@ -40,7 +40,7 @@ def _update(learner: Learner, seed: int = 0, weights: np.ndarray | None = None) 
     [*((name, {}) for name in ALGORITHMS), ("impala", {"impala": _TRUSTING})],
 )
 def test_the_terms_of_a_loss_add_up_to_its_total(algorithm: str, settings: dict[str, Any]) -> None:
-    """As means of a row too, and where unrolls have no weight."""
+    """As means of a row too, and where unrolls have no weight. Values have a histogram."""
     learner, telemetry = make(algorithm, **settings), Telemetry()
     for seed in range(3):
         weights = np.array([1, 0, 1, 1, 0, 1], np.float32) if seed == 1 else None
@@ -48,6 +48,9 @@ def test_the_terms_of_a_loss_add_up_to_its_total(algorithm: str, settings: dict[
         for name, value in update.metrics.items():
             telemetry.interval.mean(name, value)
         assert check_losses(update.metrics)
+    names = {"critic": "critic/baseline", "q_learning": "q/taken", "sac": "q/taken"}
+    values = np.asarray(update.histograms[names.get(algorithm, "baseline")])
+    assert values.shape == (4, 6) and np.isfinite(values).all()
     row, _ = telemetry.end(Counters(updates=3), {}).row()
     assert check_losses(row)
 
@@ -61,12 +64,9 @@ def test_a_term_is_cost_times_steps_times_mean() -> None:
     assert metrics["loss_mean/entropy"] == pytest.approx(-metrics["policy/entropy"])
 
 
-@pytest.mark.parametrize("algorithm", ["impala", "actor_critic"])
-def test_annealed_numbers_are_scalars(algorithm: str) -> None:
-    config = {"impala": ImpalaConfig, "actor_critic": ActorCriticConfig}[algorithm](
-        entropy_cost=0.4, entropy_anneal=0.5, entropy_cost_end=0.2
-    )
-    learner = make(algorithm, total_frames=1000, **{algorithm: config})
+def test_annealed_numbers_are_scalars() -> None:
+    config = ImpalaConfig(entropy_cost=0.4, entropy_anneal=0.5, entropy_cost_end=0.2)
+    learner = make("impala", total_frames=1000, impala=config)
     learner.count(unrolls=1, frames=250, steps=250, seconds=1.0)
     metrics = _update(learner).metrics
     assert metrics["entropy_cost"] == pytest.approx(0.3)
@@ -82,14 +82,6 @@ def test_epsilon_is_annealed_and_its_mean_is_a_scalar(algorithm: str) -> None:
     _update(learner)  # the algorithm moves epsilon after an update
     name = "critic/policy/epsilon" if algorithm == "critic" else "policy/epsilon"
     assert _update(learner).metrics[name] == pytest.approx((1.0 + 0.193) / 2)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_has_a_histogram_of_its_values(algorithm: str) -> None:
-    update = _update(make(algorithm))
-    names = {"critic": "critic/baseline", "q_learning": "q/taken", "sac": "q/taken"}
-    values = np.asarray(update.histograms[names.get(algorithm, "baseline")])
-    assert values.shape == (4, 6) and np.isfinite(values).all()
 
 
 class _NoGauges:

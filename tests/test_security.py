@@ -5,12 +5,13 @@ import pathlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import grpc
 import messages
 import pytest
+import services
 import trustme
 from callers import (
     ACTOR,
@@ -228,17 +229,19 @@ def test_an_actor_shows_its_credentials_and_takes_new_ones(
         token_file=shown,
     )
     both["token_file"] = tokens
-    with serving(**both) as address, client(address, files) as actor:
-        assert actor.join().learner_incarnation == messages.LEARNER
-        assert actor.parameters().version == 3
-        other = trustme.CA()
-        write(authority, other.cert_pem.bytes())
-        certificate(other, tmp_path, "localhost")
-        certificate(other, tmp_path, "spiffe://cluster.local/impala/actor")
+    with ExitStack() as stack:
+        with serving(**both) as address:
+            actor = stack.enter_context(client(address, files))
+            assert actor.join().learner_incarnation == messages.LEARNER
+            assert actor.parameters().version == 3
+            other = trustme.CA()
+            write(authority, other.cert_pem.bytes())
+            certificate(other, tmp_path, "localhost")
+            certificate(other, tmp_path, "spiffe://cluster.local/impala/actor")
         token_file(tokens, "actor", suffix="-new")
         token_file(shown, "actor", suffix="-new")
-    with serving(address, **both), client(address, files) as actor:
-        assert actor.parameters().version == 3
+        with serving(address, **both):
+            services.wait_for("it joins again", lambda: actor._session.connection > 1)
 
 
 def test_an_actor_without_the_right_token_is_refused_in_words(tmp_path: pathlib.Path) -> None:

@@ -90,19 +90,21 @@ def test_a_mistake_ends_with_the_file_and_line_of_it(tmp_path: pathlib.Path) -> 
     assert (line.strip(), error) == ('return {}["gear"]', "KeyError: 'gear'")
 
 
-def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: pathlib.Path) -> None:
+def test_ctrl_c_saves(tmp_path: pathlib.Path) -> None:
+    """While the learner learns, the actor waits."""
     logdir = tmp_path / "run"
     words = ("train", "catch", "--serial", "--logdir", logdir, "--learner.log-seconds", 0.3)
-    with services.impala(*words, "--total-frames", 1_000_000_000, log=tmp_path / "log") as process:
-        services.wait_for_row(logdir, "some updates", lambda row: row["updates"] > 5)
+    more = ("--agent.hidden-sizes", 512, 512, "--total-frames", 1_000_000_000)
+    with services.impala(*words, *more, log=tmp_path / "log") as process:
+        services.wait_for_row(
+            logdir,
+            "updates, for which the actor waits",
+            lambda row: row["updates"] > 5 and row.get("actor/wait_share", 0.0) > 0.0,
+        )
         status = services.stop(process, signal.SIGINT)
     counters = checkpoint.load(logdir).counters
     assert status == os.EX_TEMPFAIL and counters.updates > 5
     assert services.rows(logdir)[-1]["frames"] == counters.frames
-
-    done = services.run(*words, "--total-frames", counters.frames + 3_000)
-    assert done.returncode == 0, done.stderr
-    assert checkpoint.load(logdir).counters.frames >= counters.frames + 3_000
 
 
 _TWICE = """
@@ -171,32 +173,30 @@ def test_what_needs_other_processes_is_refused(words: tuple[str, ...], error: st
         serial.run(parse("train", Train, ["catch", "--serial", *words]))
 
 
-def test_while_the_learner_learns_the_actor_waits(tmp_path: pathlib.Path) -> None:
-    words = ("train", "catch", "--serial", "--logdir", tmp_path / "run", "--total-frames", 3000)
-    done = services.run(*words, "--agent.hidden-sizes", 512, 512, "--learner.log-seconds", 0.1)
-    assert done.returncode == 0, done.stderr
-    rows = services.rows(tmp_path / "run")
-    assert max(row.get("actor/wait_share", 0.0) for row in rows) > 0.1
+_STAGES = """
+import impala
+
+def train(stage, replayed, rate=1e-3, **settings):
+    return impala.train(
+        "catch", "run", serial=True, progress=False, total_frames=600 * stage,
+        mix={"replayed": replayed, "warm_up_unrolls": 40}, optimiser={"learning_rate": rate},
+        **settings,
+    )
+
+assert train(1, 8).frames >= 600
+assert train(2, 0, empty_replay=True).frames >= 1200
+assert train(3, 8).frames >= 1800
+assert train(3, 8).status == "finished"
+try:
+    train(3, 8, rate=1e-4)
+except ValueError as error:
+    assert "optimiser.learning_rate: 0.001 -> 0.0001" in str(error)
+else:
+    raise AssertionError("A finished run took other settings.")
+"""
 
 
-def test_an_emptied_replay_is_not_missed_when_replay_begins_again(tmp_path: pathlib.Path) -> None:
-    words = ("train", "catch", "--serial", "--logdir", tmp_path / "run")
-    warm_up = ("--mix.warm-up-unrolls", "40")
-    stages = (("8",), ("0", "--empty-replay"), ("8",))
-    for stage, replayed in enumerate(stages, 1):
-        length = ("--total-frames", 600 * stage)
-        done = services.run(*words, *warm_up, *length, "--mix.replayed", *replayed)
-        assert done.returncode == 0, done.stderr
-
-
-def test_a_finished_run_is_not_given_other_settings(tmp_path: pathlib.Path) -> None:
-    """Nothing would be learned with them, and the log directory would say that it was."""
-    said = []
-    for rate in ("1e-3", "1e-3", "1e-4"):
-        words = ("--total-frames", "600", "--optimiser.learning-rate", rate)
-        done = subprocess.run(
-            [*_COMMAND, *words], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        said.append((done.returncode, "optimiser.learning_rate: 0.001 -> 0.0001" in done.stderr))
-    assert said == [(0, False), (0, False), (2, True)]
+def test_a_run_goes_on_until_it_has_finished(tmp_path: pathlib.Path) -> None:
+    """An emptied replay is not missed when replay begins again; a finished run learns no more."""
+    subprocess.run([sys.executable, "-c", _STAGES], cwd=tmp_path, check=True)
     assert "learning_rate: 0.001\n" in (tmp_path / "run/config.yaml").read_text()

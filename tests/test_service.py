@@ -35,10 +35,6 @@ def _parameters(version: int, incarnation: int = messages.LEARNER) -> Parameters
     return Parameters(incarnation, version, progress=0.5, frames=1000, values=values)
 
 
-def _submit(service: LearnerService, message: pb.Unrolls) -> pb.Receipt:
-    return asyncio.run(service.submit(message))
-
-
 def _taken(ingest: Ingest) -> Arrival:
     arrival = ingest.get(0.0)
     assert arrival is not None
@@ -97,7 +93,7 @@ def test_receipts_say_what_became_of_a_message() -> None:
     service.publish(_parameters(version=3))
 
     def receipt(sequence: int, **kw: Any) -> tuple[int, int]:
-        answer = _submit(service, messages.message(sequence, fingerprint=fingerprint, **kw))
+        answer = messages.submit(service, messages.message(sequence, fingerprint=fingerprint, **kw))
         assert answer.sequence == sequence
         assert (answer.learner_incarnation, answer.newest_version) == (messages.LEARNER, 3)
         assert bool(answer.detail) == (answer.status == pb.STATUS_REJECTED)
@@ -331,10 +327,10 @@ def test_environment_faults_reach_the_status_printable() -> None:
         environment=1, kind=cast(pb.FaultKind, 9), detail="of a protocol that is to come"
     )
     message = messages.message(fingerprint=fingerprint, environment_faults=[crashed, hung])
-    assert _submit(service, message).status == pb.STATUS_ACCEPTED
-    assert _submit(service, message).status == pb.STATUS_DUPLICATE
+    assert messages.submit(service, message).status == pb.STATUS_ACCEPTED
+    assert messages.submit(service, message).status == pb.STATUS_DUPLICATE
     message = messages.message(2, fingerprint=fingerprint, environment_faults=[newer])
-    assert _submit(service, message).status == pb.STATUS_ACCEPTED
+    assert messages.submit(service, message).status == pb.STATUS_ACCEPTED
     (member,) = service.get_status().members
     assert member.environment_faults == 2
     assert member.last_fault == "environment 1 hung: ?[2J" + "x" * 196
@@ -345,9 +341,9 @@ def test_the_info_of_steps_reaches_the_ingest() -> None:
     service = messages.service(ingest=ingest)
     fingerprint = service.join(messages.join_request()).fingerprint
     told = [pb.StepInfo(name=name, values=[1.0, 2.5]) for name in ("speed", "\x1b[2J")]
-    assert _submit(service, messages.message(fingerprint=fingerprint, step_info=told)).status == (
-        pb.STATUS_ACCEPTED
-    )
+    assert messages.submit(
+        service, messages.message(fingerprint=fingerprint, step_info=told)
+    ).status == (pb.STATUS_ACCEPTED)
     arrival = ingest.get(0.0)
     assert arrival is not None
     assert {name: list(values) for name, values in arrival.step_info.items()} == {
@@ -366,7 +362,7 @@ def test_the_info_of_steps_reaches_the_ingest() -> None:
 def test_info_of_too_many_steps_or_not_finite_is_refused(values: list[float], said: str) -> None:
     service, fingerprint = _joined()
     told = [pb.StepInfo(name="speed", values=values)]
-    receipt = _submit(service, messages.message(fingerprint=fingerprint, step_info=told))
+    receipt = messages.submit(service, messages.message(fingerprint=fingerprint, step_info=told))
     assert receipt.reason == pb.REASON_RANGE and said in receipt.detail
 
 
@@ -392,7 +388,7 @@ def test_only_contents_that_no_honest_actor_sends_are_blamed() -> None:
     for name, fields in sent.items():
         quarantine._records.clear()
         told = {"fingerprint": fingerprint, "sequence": following, **fields}
-        receipt = _submit(service, messages.message(**told))
+        receipt = messages.submit(service, messages.message(**told))
         following += name not in ("unknown_actor", "sequence")  # the others use a number up
         assert pb.Reason.Name(receipt.reason) == f"REASON_{name.upper()}"
         blamed[name] = quarantine.standing("a").blamed
@@ -403,7 +399,7 @@ def test_only_contents_that_no_honest_actor_sends_are_blamed() -> None:
     # Another limit of environments may have held when a message was made.
     quarantine._records.clear()
     large = messages.message(following, 99, fingerprint=fingerprint)
-    assert _submit(service, large).reason == pb.REASON_NUM_ENVS
+    assert messages.submit(service, large).reason == pb.REASON_NUM_ENVS
     assert quarantine.standing("a").blamed == 0
 
 
@@ -413,7 +409,7 @@ def test_actors_are_told_to_play_different_tasks() -> None:
     joined = [service.join(messages.join_request(actor)) for actor in ("a", "b")]
     assert [reply.task for reply in joined] == [0, 1]
     first = messages.message(1, actor="a", fingerprint=joined[0].fingerprint)
-    assert _submit(service, first).task == 0  # b has not sent yet what it plays
+    assert messages.submit(service, first).task == 0  # b has not sent yet what it plays
 
 
 @pytest.mark.parametrize("value", [np.nan, 3e38])
@@ -430,14 +426,14 @@ def test_outputs_are_not_blamed_before_they_are_judged(value: float) -> None:
             "parameter_version": 0 if not i else 9,
         }
         bad_one = messages.message(i + 1, arrays=bad, fingerprint=fingerprint, **fields)
-        receipt = _submit(service, bad_one)
+        receipt = messages.submit(service, bad_one)
         assert receipt.status == pb.STATUS_REJECTED
         each = refused.pop()
         assert (each.actor, each.version) == ("a", None if i else 0)
         assert f"output/{name} holds" in each.why
     assert quarantine.standing("a").blamed == 0
     bad.timestep.reward[1, 0] = value  # which comes before the outputs, and from no network
-    _submit(service, messages.message(3, arrays=bad, fingerprint=fingerprint))
+    messages.submit(service, messages.message(3, arrays=bad, fingerprint=fingerprint))
     assert (quarantine.standing("a").blamed, len(refused)) == (1, 0)
 
 

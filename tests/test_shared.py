@@ -175,7 +175,8 @@ def test_one_that_is_killed_while_it_pulls_leaves_it_to_the_next(
             target=actor.pull, args=(LEARNER, NONE, learner.call), daemon=True
         )
         pulling.start()
-        assert learner.calls == 0
+        pulling.join(0.2)
+        assert pulling.is_alive() and learner.calls == 0  # it waits
         process.send_signal(signal.SIGKILL)
         pulling.join(60.0)
     assert (pulling.is_alive(), learner.calls) == (False, 1)

@@ -15,6 +15,7 @@ from impala.logdir.checkpoint import Counters
 from impala.runtime.signals import EndRequest
 from impala.types import Parameters
 from learner import shutdown
+from learner.evaluation import snapshots as snapshots_module
 from learner.evaluation.snapshot_maker import SnapshotMaker
 from learner.evaluation.snapshots import Snapshot, Snapshots
 from learner.update.checkpoints import Resumed
@@ -61,17 +62,22 @@ def test_the_end_of_a_run_waits_for_evaluators_that_live(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Given one that evaluates, and then none."""
-    snapshots, checks = waiting(0, 10), 0
+    now, heard = 0.0, 0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(shutdown, "time", clock)
+    monkeypatch.setattr(snapshots_module, "time", clock)
+    snapshots = waiting(0, 10)
 
     def check() -> None:
-        nonlocal checks
-        checks += 1
+        nonlocal now, heard
+        now += 50.0
         snapshots.settle(LEARNER, 0, 0, 1.0)
-        if checks == 3:
-            monkeypatch.setattr(shutdown, "_SILENT_SECONDS", 0.0)
+        if heard < 4:
+            heard += 1
+            snapshots.heard()
 
     shutdown.await_evaluations(snapshots, check, EndRequest())
-    assert (checks, len(snapshots)) == (3, 1)
+    assert (heard, len(snapshots)) == (4, 1)
     assert "1 snapshots are not evaluated. They are kept" in caplog.text
 
 

@@ -19,7 +19,6 @@ from callers import OK, Actor, serving, status
 from http2 import connect
 from services import WAIT
 
-from impala.commands import main as cli
 from impala.runtime import exporter, listen
 from impala.runtime.credentials import SecurityError
 from impala.runtime.exporter import Exporter
@@ -63,21 +62,6 @@ def test_what_is_no_address_is_refused_everywhere(address: str) -> None:
             attempt()
         assert repr(address)[:20] in str(error.value)
         assert error.value.errno is None  # said as a usage error, without a traceback
-
-
-def test_a_command_line_with_a_wrong_address_is_answered_at_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Before TensorFlow is loaded, and before a fleet is started."""
-    for words in (
-        ["learner", "catch", "--listen", "localhost:99999"],
-        ["learner", "catch", "--health-listen", "localhost:99999"],
-        ["learner", "catch", "--metrics-listen", "localhost:99999"],
-        ["actor", "--metrics-listen", "localhost:99999"],
-        ["actor", "--metrics-listen", "localhost:65530", "--num-actors", "10"],
-    ):
-        assert cli.main(words) == 2, words
-        assert "65535" in capsys.readouterr().err
 
 
 def test_beyond_this_host_health_and_metrics_need_a_word() -> None:
@@ -127,11 +111,14 @@ def metrics() -> Iterator[Exporter]:
 def test_scrapes_go_on_beside_silent_connections(
     metrics: exporter.Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporter._Handler, "timeout", 0.2)
+    monkeypatch.setattr(exporter._Handler, "timeout", 2 * WAIT)
     with ExitStack() as open_ones:
-        silent = [open_ones.enter_context(_connect(metrics.address)) for _ in range(100)]
+        for _ in range(3):
+            open_ones.enter_context(_connect(metrics.address))
         assert "answer 42.0" in _scrape(metrics.address)
-        assert all(each.recv(1) == b"" for each in silent)  # each is closed in the end
+    monkeypatch.setattr(exporter._Handler, "timeout", 0.2)
+    with _connect(metrics.address) as silent:
+        assert silent.recv(1) == b""  # it is closed in the end
 
 
 # Hosts and their calls.

@@ -4,6 +4,8 @@ import dataclasses
 import math
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -367,24 +369,40 @@ def test_copies_have_the_settings_of_own_parts(
         teachers.read(run, tmp_path / "run")
 
 
+_TAUGHT = """
+import shutil
+import impala
+
+def train(frames, teacher, **more):
+    settings = {"agent": {"hidden_sizes": [16]}, "teacher": {"logdirs": teacher}, **more}
+    return impala.train(
+        "catch", "run", serial=True, progress=False, total_frames=frames, **settings
+    )
+
+def refused(*arguments, **more):
+    try:
+        train(*arguments, **more)
+    except ValueError as error:
+        return str(error)
+
+shutil.rmtree(TEACHER)
+assert f"teacher.logdirs: {TEACHER} -> none" in refused(9_000, [])
+assert train(9_000, [TEACHER]).frames >= 9_000
+assert f"{TEACHER} has no checkpoint" in refused(9_000, [TEACHER], fresh=True)
+"""
+
+
 def test_a_run_keeps_its_teacher(tmp_path: pathlib.Path) -> None:
     """It resumes when the teacher's own run is gone, and not with another teacher."""
     teacher = tmp_path / "teacher"
     checkpoint.save(teacher, saved(CATCH), keep=1)
     words = ["train", "catch", "--logdir", tmp_path / "run", "--learner.log-seconds", "1"]
-    words += ["--agent.hidden-sizes", "16"]
-    taught = ["--teacher.logdirs", teacher]
-    assert services.run(*words, *taught, "--total-frames", "5_000").returncode == 0
+    words += ["--agent.hidden-sizes", "16", "--teacher.logdirs", teacher]
+    assert services.run(*words, "--total-frames", "5_000").returncode == 0
     rows = services.rows(tmp_path / "run")
     row = [row for row in rows if "loss_mean/teacher_policy" in row][-1]
     assert row["loss_mean/teacher_policy"] > 0.0
     assert row["teacher_policy_cost"] < 1.0
 
-    shutil.rmtree(teacher)
-    other = services.run(*words, "--total-frames", "9_000")
-    assert other.returncode != 0
-    assert f"teacher.logdirs: {teacher} -> none" in other.stderr
-    assert services.run(*words, *taught, "--total-frames", "9_000").returncode == 0
-    gone = services.run(*words, *taught, "--fresh")
-    assert gone.returncode != 0
-    assert f"{teacher} has no checkpoint" in gone.stderr
+    script = f"TEACHER = {str(teacher)!r}\n{_TAUGHT}"
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
