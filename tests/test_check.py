@@ -81,7 +81,7 @@ def test_what_is_odd_is_noted(
     looked.FailsOnce.made = 0
     assert checked(*words, "--failures", str(shown.path)) == 0
     shown.show()
-    (line,) = caplog.messages
+    (line,) = (line for line in caplog.messages if " slow, " not in line)  # on a busy machine
     assert line.startswith(f"{words[0]}: ") and says in line
     assert shown.last == ""  # it is no failure
 

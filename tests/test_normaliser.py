@@ -100,7 +100,7 @@ def test_the_network_sees_normalised_observations(stack: int) -> None:
 def test_a_target_network_sees_them_by_the_statistics_of_now(
     monkeypatch: pytest.MonkeyPatch, name: str, policy: Any, copy: str
 ) -> None:
-    monkeypatch.syspath_prepend("examples")
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "examples")
     config = AgentConfig(hidden_sizes=(8,), policy=policy, normalise_observations=True)
     agent = build.agent(config, VECTOR, CHOICE)
     whole = sections.compose(Config(algorithm=name, agent=config))
