@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import services
 from faulty import Do
-from services import is_alive
 
 from impala import environments
 from impala.config.schema import ActorConfig, EnvironmentConfig
@@ -170,8 +169,8 @@ def test_hanging_ones_are_killed_with_their_children(
         assert time.monotonic() - start < 15.0  # all within one deadline, not one after another
         detail = "fault 1, no answer within 5 s"
         assert step.faults == [EnvironmentFault(i, "hung", detail) for i in range(4)]
-        services.wait_for("their ends", lambda: not any(map(is_alive, [*old[:4], child])))
-        assert is_alive(old[4])
+        services.wait_for("their ends", lambda: not any(map(services.is_alive, [*old[:4], child])))
+        assert services.is_alive(old[4])
         witness.step(begins=range(4))
         for _ in range(10):
             witness.step()
@@ -230,8 +229,8 @@ def test_a_process_that_cannot_be_started_is_the_reason(monkeypatch: pytest.Monk
         with pytest.raises(EnvironmentFailed, match=r"OSError: .*Too many open files"):
             environment.reset(0)
         first = workers(environment)[0]._process.pid
-        assert is_alive(first)
-    services.wait_for("its end", lambda: not is_alive(first))
+        assert services.is_alive(first)
+    services.wait_for("its end", lambda: not services.is_alive(first))
 
 
 def test_one_that_leaks_is_replaced_at_the_end_of_an_episode() -> None:
@@ -292,6 +291,6 @@ environment.recv()
         assert actor.stdout is not None
         pids = [int(pid) for pid in actor.stdout.readline().split()]
         pids.append(int(children.read_text()))
-        assert all(map(is_alive, pids))
+        assert all(map(services.is_alive, pids))
         actor.kill()
-    services.wait_for("their ends", lambda: not any(map(is_alive, pids)))
+    services.wait_for("their ends", lambda: not any(map(services.is_alive, pids)))

@@ -341,9 +341,8 @@ def test_the_info_of_steps_reaches_the_ingest() -> None:
     service = messages.service(ingest=ingest)
     fingerprint = service.join(messages.join_request()).fingerprint
     told = [pb.StepInfo(name=name, values=[1.0, 2.5]) for name in ("speed", "\x1b[2J")]
-    assert messages.submit(
-        service, messages.message(fingerprint=fingerprint, step_info=told)
-    ).status == (pb.STATUS_ACCEPTED)
+    message = messages.message(fingerprint=fingerprint, step_info=told)
+    assert messages.submit(service, message).status == pb.STATUS_ACCEPTED
     arrival = ingest.get(0.0)
     assert arrival is not None
     assert {name: list(values) for name, values in arrival.step_info.items()} == {

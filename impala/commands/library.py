@@ -90,8 +90,8 @@ def train(
       num_actors: number of actor processes; auto: 1, but for Atari games on a host with a GPU one
         for each core but three.
       evaluate: whether to run an evaluator; auto: if there are several tasks,
-        evaluator.every_frames or every_seconds is set, or learner.snapshots is always, unless it
-        is never.
+        evaluator.every_frames or every_seconds is set, or learner.snapshots is always, and
+        never if learner.snapshots is never.
       fresh: start over; an earlier run in `logdir` is moved aside.
       change_settings: resume the run in `logdir` although it was another experiment.
       empty_replay: begin with an empty replay; the earlier one is moved aside.

@@ -48,7 +48,8 @@ class Train(RunFlags):
     host with a GPU one for each core but three."""
     evaluate: Literal["auto", "yes", "no"] = "auto"
     """Whether to run an evaluator; auto: if there are several tasks, evaluator.every_frames or
-    every_seconds is set, or learner.snapshots is always, unless it is never."""
+    every_seconds is set, or learner.snapshots is always, and never if learner.snapshots is
+    never."""
     render: bool = False
     """Show the first actor's first environment in a window."""
     serial: bool = False

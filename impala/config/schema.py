@@ -476,7 +476,8 @@ class OptimiserConfig:
     """adamw: share of weights, not of biases, that a step of learning rate 1 takes off."""
     epsilon: Annotated[float, Range(0.0)] = 0.0
     """rmsprop: added inside the square root; adam, adamw: added outside it. 0: the optimiser's
-    default, 0.01 for rmsprop and 1e-8 for the others, as again where a layer changes the name."""
+    default, 0.01 for rmsprop and 1e-8 for the others. It is 0 again where a file, an environment
+    variable or a flag names another optimiser and no epsilon."""
     clip_global_norm: Annotated[float, Range(0.0, 1e30)] = 40.0
     """Gradients are scaled down to this global norm; 0: they are not clipped."""
 

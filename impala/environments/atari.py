@@ -171,8 +171,9 @@ class RandomSkip(base.Environment):
         if self._most < self._least or config.max_pool:
             raise ValueError(
                 f"environment.atari.frame_skip_most is {self._most}, frame_skip {self._least} and "
-                f"max_pool {config.max_pool}: the first must be at least the second, and the last "
-                "off (--environment.atari.no-max-pool), as these games show their last frame."
+                f"max_pool {config.max_pool}: frame_skip_most must be at least frame_skip, and "
+                "max_pool off (--environment.atari.no-max-pool), as these games show their last "
+                "frame."
             )
         single = dataclasses.replace(config, frame_skip=1, frame_skip_most=0)
         modes = [render_mode, *[None] * (num_envs - 1)]
