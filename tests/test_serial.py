@@ -99,7 +99,7 @@ def test_ctrl_c_saves(tmp_path: pathlib.Path) -> None:
         services.wait_for_row(
             logdir,
             "updates, for which the actor waits",
-            lambda row: row["updates"] > 5 and row.get("actor/wait_share", 0.0) > 0.0,
+            lambda row: row["updates"] > 5 and row.get("actor/wait_share", 0.0) > 0.1,
         )
         status = services.stop(process, signal.SIGINT)
     counters = checkpoint.load(logdir).counters
