@@ -388,10 +388,11 @@ _ALL = (
             "uniform": ("bandit",),
             "uniform-without-reward": ("bandit", "--environment.no-last-reward"),
         },
+        seeds=_OF_MINUTES,
         **_BANDITS,
     ),
-    _preset("bandit-independent", **_BANDITS),
-    _preset("bandit-eleven", **_BANDITS | {"score": "return"}),
+    _preset("bandit-independent", seeds=_OF_MINUTES, **_BANDITS),
+    _preset("bandit-eleven", seeds=_OF_MINUTES, **_BANDITS | {"score": "return"}),
     Experiment(
         name="bandit-paper",
         question="What regret is left after the paper's 20,000 episodes, with its LSTM of 48?",

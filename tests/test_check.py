@@ -139,3 +139,16 @@ def test_an_id_alone_has_the_settings_of_a_preset(word: str, preset: str) -> Non
     command = parse("check", Check, [word, "--actor.num-envs", "8"])
     assert (command.preset, command.settings.environment.id) == (preset, word)
     assert command.settings.agent == PRESETS[preset][1].agent
+
+
+def test_a_preset_of_ones_own_is_checked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_presets.py").write_text(
+        "import impala\nMINE = impala.Config(agent=impala.AgentConfig(hidden_sizes=(7,)))\n"
+    )
+    command = parse("check", Check, ["own_presets:MINE", "--environment.id", "Catch"])
+    assert command.preset == "own_presets:MINE"
+    assert command.settings.environment.id == "Catch"
+    assert command.settings.agent.hidden_sizes == (7,)

@@ -86,7 +86,7 @@ def test_how_json_is_written_makes_no_other_experiment(tmp_path: pathlib.Path) -
     logdir = _run(tmp_path, _with(environment={"kwargs": '{"rows":8, "columns":4}'}))
     text = (logdir / "config.yaml").read_text().replace('"rows": 8', '"rows":8')  # as it once was
     (logdir / "config.yaml").write_text(text)
-    identity.check(logdir, _with(environment={"kwargs": ' {"rows": 8,"columns": 4}'}))
+    identity.check(logdir, _with(environment={"kwargs": ' {"columns": 4,"rows": 8}'}))
     (change,) = identity.differences(logdir, _with(environment={"kwargs": '{"rows": 9}'}))
     assert change.endswith('-> {"rows": 9}')
 

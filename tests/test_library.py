@@ -426,9 +426,13 @@ def test_training_that_fails_says_why(
         impala.train("catch", tmp_path / "run", optimiser={"lr": 1.0})
     with pytest.raises(ValueError, match=r"no setting 'lr'; ours is optimiser\.learning_rate\."):
         impala.train("catch", tmp_path / "run", lr=1.0)
+    with pytest.raises(ValueError, match=r"tasks\.environments is .*, which overrides it"):
+        impala.train("atari-multi", tmp_path / "run", environment="Catch")
+    with pytest.raises(ValueError, match="q_learning, which does not read it"):
+        impala.train("cartpole-q", tmp_path / "run", impala={"entropy_cost": 0.5})
     wrong: list[dict[str, Any]] = [
         *({"num_actors": number} for number in (0, 1.5, "all", True)),
-        *({"evaluate": True}, {"evaluate": "Yes"}, {"fresh": "no"}, {"change_settings": 1}),
+        *({"evaluate": 1}, {"evaluate": "Yes"}, {"fresh": "no"}, {"change_settings": 1}),
     ]
     for arguments in wrong:
         ((name, value),) = arguments.items()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -193,6 +194,15 @@ def test_numbers_of_numpy_are_numbers() -> None:
         values.from_dict(Config, {"seed": np.True_})
 
 
+def test_a_file_may_be_a_pipe() -> None:
+    reading, writing = os.pipe()
+    with open(writing, "w") as pipe:
+        pipe.write("seed: 7\nchecks: {on_violation: off}\n")  # false in YAML 1.1
+    config = layers.layered("catch", pathlib.Path(f"/dev/fd/{reading}"), {})
+    os.close(reading)
+    assert (config.seed, config.checks.on_violation) == (7, "off")
+
+
 def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("seed: -1\n")
@@ -208,6 +218,12 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
         file.write_text(text)
         with pytest.raises(OptionError, match="is not YAML"):
             layers.layered("catch", file, {})
+    file.write_text("learner: {threads: 4}\nseed: 1\nlearner: {checkpoint_seconds: 9}\n")
+    with pytest.raises(OptionError, match=r"learner is there twice.*line 3, column 1"):
+        layers.layered("catch", file, {})
+    file.write_text("optimiser.learning_rate: 1e-3\n")
+    with pytest.raises(OptionError, match=r"Nest it: optimiser: \{learning_rate: \.\.\.\}\."):
+        layers.layered("catch", file, {})
     with pytest.raises(OptionError, match="it must be a whole number"):
         layers.layered("catch", None, {"IMPALA_SEED": "9" * 400})
     file.write_text("just text")
@@ -291,7 +307,7 @@ def test_values_that_do_not_go_together_are_refused(data: dict[str, Any], messag
 def test_keyword_arguments_may_be_an_object() -> None:
     data: dict[str, Any] = {"environment": {"kwargs": {"size": [4, 5], "name": None}}}
     kwargs = values.from_dict(Config, data).environment.kwargs
-    assert kwargs == '{"size": [4, 5], "name": null}'
+    assert kwargs == '{"name": null, "size": [4, 5]}'
     data["environment"]["kwargs"] = {"size": {4}}
     with pytest.raises(
         OptionError, match=r"kwargs is \{'size': \{4\}\}, which is not a JSON object"

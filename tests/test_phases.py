@@ -19,7 +19,7 @@ from impala.config.presets import PRESETS
 from impala.config.schema import AgentConfig, Config, MixConfig, TasksConfig
 from impala.logdir import checkpoint
 from impala.logdir.checkpoint import Checkpoint, CheckpointError, Counters
-from impala.parts import build
+from impala.parts import build, sections
 from impala.schedule import phases
 from impala.schedule.phases import Phase
 from learner.fleet.accounts import Accounts
@@ -345,3 +345,25 @@ def test_a_finished_run_says_which_flag_makes_it_longer(
     changed = values.overlay(config, {"optimiser": {"learning_rate": 0.5}})
     with pytest.raises(CheckpointError, match=rf"learning_rate: .* -> 0.5. Raise {flag},"):
         resume(tmp_path, Phases(changed, _agent(config.agent)), accounts, None)
+
+
+def test_changed_settings_of_own_parts_are_told_and_of_no_use_to_a_finished_run(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "examples")
+    caplog.set_level(logging.INFO)
+    config = sections.compose(
+        Config(algorithm="custom_algorithm:Slow", agent=AgentConfig(hidden_sizes=(8,)))
+    )
+    changed = values.overlay(config, {"slow": {"step": 0.3}})
+    accounts = Accounts(max_in_flight=2)
+    for done in (Counters(frames=40), Counters(frames=config.total_frames)):
+        learner = Phases(config, _agent(config.agent)).learner_at(done)
+        saved = _checkpoint(learner, config)._replace(accounts=accounts.state(), counters=done)
+        checkpoint.save(tmp_path, saved, keep=1)
+        if done.frames < config.total_frames:
+            resume(tmp_path, Phases(changed, _agent(config.agent)), accounts, None)
+            assert "Changed since that checkpoint: slow.step: 0.05 -> 0.3." in caplog.text
+        else:
+            with pytest.raises(CheckpointError, match=r"slow\.step: 0\.05 -> 0\.3"):
+                resume(tmp_path, Phases(changed, _agent(config.agent)), accounts, None)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -29,8 +30,9 @@ class Cluster:
         self.bin = directory / "bin"
         self.bin.mkdir()
         for name in COMMANDS:
-            self.program(name, f'exec {sys.executable} {ROOT}/tests/slurm_stand_in.py {name} "$@"')
-        self.program("impala", f'exec {sys.executable} -m impala "$@"')
+            stand_in = shlex.join([sys.executable, str(ROOT / "tests/slurm_stand_in.py"), name])
+            self.program(name, f'exec {stand_in} "$@"')
+        self.program("impala", f'exec {shlex.quote(sys.executable)} -m impala "$@"')
 
     def program(self, name: str, line: str) -> None:
         (self.bin / name).write_text(f"#!/bin/bash\n{line}\n")
@@ -38,9 +40,9 @@ class Cluster:
 
     @contextlib.contextmanager
     def job(
-        self, number: int, *arguments: object, ntasks: int = 6, array: str = "", restarts: int = 0
+        self, number: int, *arguments: object, ntasks: int = 6, array: str = ""
     ) -> Iterator["Job"]:
-        job = Job(self, number, arguments, ntasks, array, restarts)
+        job = Job(self, number, arguments, ntasks, array)
         try:
             yield job
         finally:
@@ -57,7 +59,6 @@ class Job:
         arguments: tuple[object, ...],
         ntasks: int,
         array: str,
-        restarts: int,
     ) -> None:
         self.directory = cluster.directory / f"job-{number}"
         (self.directory / "tasks").mkdir(parents=True, exist_ok=True)
@@ -73,7 +74,6 @@ class Job:
             "SLURM_NTASKS": str(ntasks),
             "SLURM_GPUS": "1",
             **({"SLURM_ARRAY_TASK_ID": array} if array else {}),
-            **({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}),
         }
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
@@ -161,16 +161,31 @@ def test_an_actor_that_cannot_play_does_not_end_the_others_job(cluster: Cluster)
         assert job.is_requeued
 
 
-@pytest.mark.parametrize("restarts", [0, 2])
-def test_a_job_that_is_queued_again_does_not_begin_anew(cluster: Cluster, restarts: int) -> None:
-    cluster.program("impala", 'if [ "$1" = learner ]; then echo "started: $*"; fi')
-    flags = ("--fresh", "--seed", "7", "--empty-replay")
-    with cluster.job(7, "catch", *flags, ntasks=5, restarts=restarts) as job:
+def test_a_job_that_is_queued_again_begins_anew_once(cluster: Cluster) -> None:
+    begun = cluster.run / "log/config.yaml"
+    begun.parent.mkdir(parents=True)
+    begun.touch()  # of an earlier run
+    begins = f"exec touch {begun}"
+    for then, kept in (
+        ("exit 143", "--fresh --seed 7 --empty-replay"),  # killed while it loads TensorFlow
+        (begins, "--fresh --seed 7 --empty-replay"),
+        (begins, "--seed 7"),
+    ):
+        cluster.program("impala", f'[ "$1" != learner ] || {{ echo "started: $*"; {then}; }}')
+        with cluster.job(7, "catch", "--fresh", "--seed", "7", "--empty-replay", ntasks=5) as job:
+            assert job.end() == (143 if "143" in then else 0), job.log.read_text()
+        *_, started = re.findall("started: learner catch (.*) --logdir", job.log.read_text())
+        assert started == kept
+    with cluster.job(7, "catch", "--fresh", ntasks=5) as job:  # no other flag
         assert job.end() == 0, job.log.read_text()
-    (started,) = re.findall("started: learner catch (.*) --logdir", job.log.read_text())
-    assert started == ("--seed 7" if restarts else "--fresh --seed 7 --empty-replay")
-    with cluster.job(8, "catch", "--fresh", ntasks=5, restarts=restarts) as job:  # no other flag
-        assert job.end() == 0, job.log.read_text()
+
+
+def test_a_job_that_cannot_make_its_certificate_says_why(cluster: Cluster) -> None:
+    cluster.program("openssl", "echo unknown option -addext >&2; exit 1")
+    with cluster.job(7, "catch", ntasks=5) as job:
+        assert job.end() == 1
+    assert "unknown option -addext" in job.log.read_text()
+    assert "1.1.1 or newer" in job.log.read_text()
 
 
 def test_a_second_job_leaves_the_run_of_the_first_alone(cluster: Cluster) -> None:

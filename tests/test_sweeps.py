@@ -126,6 +126,14 @@ def test_a_file_says_what_every_trial_has_and_what_is_searched(tmp_path: pathlib
             )
         ),
         (
+            made(
+                scheduler="pbt",
+                settings={"environment": {"id": "own:Looked"}},
+                search={"looked.scale": {"choice": [1.0, 2.0]}},
+            ),
+            "cannot copy an agent of one with another looked.scale",
+        ),
+        (
             made(preset="atari-multi", search={"environment.id": {"choice": ["Catch"]}}),
             "environment.id is given, but tasks.environments is .*, which overrides it",
         ),

@@ -1,5 +1,6 @@
 """`impala check`: looks at an environment before training, and says what it found."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from tyro.conf import Positional, arg
 
 from impala.commands.flags import SettingsFlags
-from impala.config import values
+from impala.config import layers, values
 from impala.config.presets import PRESETS
 from impala.config.schema import Config, Range
 from impala.parts import sections
@@ -68,7 +69,10 @@ class Check(SettingsFlags):
     @classmethod
     def words(cls, argv: list[str]) -> list[str]:
         """Returns a command line that begins with a preset, also where an environment's id was."""
-        if not argv or argv[0].startswith("-") or argv[0] in PRESETS:
+        if not argv or argv[0].startswith("-"):
+            return argv
+        with contextlib.suppress(values.OptionError):
+            layers.find_preset(argv[0])
             return argv
         own = (name for name, (_, made) in PRESETS.items() if made.environment.id == argv[0])
         preset = _PRESETS.get(re.split("[/-]", argv[0])[0]) or next(own, "cartpole")

@@ -8,6 +8,7 @@ import pathlib
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -110,8 +111,8 @@ def train(
       The status and counters of the run.
 
     Raises:
-      ValueError: a setting has an unknown name, it or an argument an invalid value, or `logdir`
-        cannot be used.
+      ValueError: a setting has an unknown name or no effect, it or an argument has an invalid
+        value, or `logdir` cannot be used.
       TrainingError: the learner or the actors failed.
       Exception: in a serial run, what an environment, network or algorithm has raised.
     """
@@ -121,10 +122,16 @@ def train(
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     base = preset(config) if isinstance(config, str) else config
     _check_names(settings)
+    composed = rules.validate(layers.composed_over(base, _nested(settings)))
+    # An object has all settings of its section, given or not.
+    by_name = {name: value for name, value in settings.items() if not is_dataclass(value)}
+    given = values.flatten(_nested(by_name))
+    rules.check_overridden(given, composed)
+    rules.check_read(given, composed)
     command = Train(
         preset=config if isinstance(config, str) else _ANY_PRESET,
         logdir=None if logdir is None else pathlib.Path(logdir),
-        settings=rules.validate(layers.composed_over(base, _nested(settings))),
+        settings=composed,
         init_from=None if init_from is None else pathlib.Path(init_from),
     )
     flags = {

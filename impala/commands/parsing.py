@@ -86,10 +86,12 @@ def _settings(command: SettingsFlags, argv: list[str]) -> Config:
     """Returns the settings of all layers."""
     if components.is_own(command.preset):
         _load_tensorflow(type(command))
-    layers_of = command.preset, command.config, os.environ, argv
-    if any(map(sections.needs_tensorflow, layers.named(*layers_of))):
-        _load_tensorflow(type(command))
-    return layers.layered(*layers_of)
+
+    def prepare(naming: Config) -> None:
+        if sections.needs_tensorflow(naming):
+            _load_tensorflow(type(command))
+
+    return layers.layered(command.preset, command.config, os.environ, argv, prepare)
 
 
 def _load_tensorflow(command_type: type[SettingsFlags]) -> None:

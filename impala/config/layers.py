@@ -6,14 +6,14 @@ import difflib
 import itertools
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import yaml
 
 from impala.config.presets import PRESETS
 from impala.config.schema import Config
-from impala.config.values import OptionError, flatten, overlay, to_dict
+from impala.config.values import OptionError, flatten, nested, overlay, to_dict
 from impala.parts import sections
 from impala.parts.components import Allowed, ComponentError, Kind, check_name, load
 
@@ -33,6 +33,7 @@ def layered(
     file: pathlib.Path | None,
     environ: Mapping[str, str],
     argv: Sequence[str] = (),
+    prepare: Callable[[Config], object] = lambda naming: None,
 ) -> Config:
     """Returns a preset overridden by a YAML file, environment variables and flags, in this order.
 
@@ -41,15 +42,26 @@ def layered(
       file: of settings.
       environ: environment variables.
       argv: a command line, of which only the flags of settings are read.
+      prepare: called with what each layer and those below it name of custom parts, before they are
+        imported.
 
     Raises:
       OptionError: an error in any layer; the message begins with the layer's name.
     """
     base = find_preset(preset)[1]
-    data = read_yaml(file) if file is not None else {}
+    data = read_yaml(file) if file is not None else {}  # once: it may be a pipe
     # The named parts determine which settings exist, so all names come first; and a layer may have
     # settings of a part that a layer above it has replaced.
-    config = _known(base, named(preset, file, environ, argv))
+    of_layers = [overlay(Config(), sections.naming(to_dict(base)))]
+    for naming, source in (
+        (sections.naming(data), f"{file}: "),
+        (_naming_variables(environ), _VARIABLES),
+        (sections.naming(from_flags(argv)[0]), ""),
+    ):
+        of_layers.append(overlay(of_layers[-1], naming, source))
+    for each in of_layers:
+        prepare(each)
+    config = _known(base, of_layers)
     config = put_over(config, data, f"{file}: ")
     config = put_over(config, from_environment(environ, config), _VARIABLES)
     return sections.compose(put_over(config, from_flags(argv, config)[0]))
@@ -91,28 +103,6 @@ def _known(base: Config, of_layers: Iterable[Config]) -> Config:
     replaced = {part.section for part in base.own if (part.kind, part.name) not in names}
     kept = {name: value for name, value in to_dict(base).items() if name not in replaced}
     return overlay(sections.class_with(tuple(parts.values()))(), kept)
-
-
-def named(
-    preset: str,
-    file: pathlib.Path | None,
-    environ: Mapping[str, str],
-    argv: Sequence[str] = (),
-) -> list[Config]:
-    """Returns one configuration per layer, with the names of parts in it and in those below.
-
-    Arguments and errors are those of `layered`. Imports nothing but a custom preset.
-    """
-    data = read_yaml(file) if file is not None else {}
-    config = overlay(Config(), sections.naming(to_dict(find_preset(preset)[1])))
-    of_layers = [config]
-    for naming, source in (
-        (sections.naming(data), f"{file}: "),
-        (_naming_variables(environ), _VARIABLES),
-        (sections.naming(from_flags(argv)[0]), ""),
-    ):
-        of_layers.append(overlay(of_layers[-1], naming, source))
-    return of_layers
 
 
 def find_preset(name: str) -> tuple[str, Config]:
@@ -171,8 +161,8 @@ def from_environment(environ: Mapping[str, str], config: Config = _DEFAULTS) -> 
                 hint = f"Did you mean {near[0]}?" if near else "See impala train --help."
                 raise OptionError(f"Environment variable {name} names no setting. {hint}")
             continue
-        _put(settings, ours[name], _read_text(text, defaults[ours[name]]))
-    return settings
+        settings[ours[name]] = _read_text(text, defaults[ours[name]])
+    return nested(settings)
 
 
 def from_flags(argv: Sequence[str], config: Config = _DEFAULTS) -> tuple[dict[str, Any], list[str]]:
@@ -202,33 +192,25 @@ def from_flags(argv: Sequence[str], config: Config = _DEFAULTS) -> tuple[dict[st
         switch = f"{section}{dot}{name.removeprefix('no_')}"
         like = defaults.get(path)
         if like is not None and equals:
-            _put(settings, path, _read_text(text, like))
+            settings[path] = _read_text(text, like)
         elif not equals and isinstance(defaults.get(switch), bool):
-            _put(settings, switch, path == switch)
+            settings[switch] = path == switch
         elif isinstance(like, tuple):
             items = list(itertools.takewhile(_is_value, words))
-            _put(settings, path, items)
+            settings[path] = items
             for _ in items:
                 words.popleft()
         elif like is None:
             others.append(word)
         elif words and _is_value(words[0]):
-            _put(settings, path, words.popleft())
+            settings[path] = words.popleft()
         else:
             raise OptionError(f"{flag} lacks its value: write {flag} VALUE.")
-    return settings, others
+    return nested(settings), others
 
 
 def _is_value(word: str) -> bool:
     return not word.startswith("--") and word != "-h"
-
-
-def _put(settings: dict[str, Any], path: str, value: Any) -> None:
-    """Sets a value in nested settings by its dotted path."""
-    *outer, last = path.split(".")
-    for section in outer:
-        settings = settings.setdefault(section, {})
-    settings[last] = value
 
 
 def variable(path: str) -> str:
@@ -243,12 +225,26 @@ def read_yaml(file: pathlib.Path) -> Any:
       OptionError: it cannot be read, or is not YAML.
     """
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        data = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise OptionError(f"{file}: {error.strerror}. Name a YAML file that can be read.") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as a date that is none
         raise OptionError(f"{file} is not YAML: {' '.join(str(error).split())}.") from None
     return {} if data is None else data
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a name that is given twice, of which PyYAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value} is there twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def _naming_variables(environ: Mapping[str, str]) -> dict[str, Any]:

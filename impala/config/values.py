@@ -22,6 +22,8 @@ from impala.parts.components import ComponentError, Kind, check_name
 
 T = TypeVar("T")
 
+_SWITCHES = {"on": True, "yes": True, "off": False, "no": False}
+
 
 class OptionError(ValueError):
     """A setting has an unknown name or an invalid value."""
@@ -136,6 +138,18 @@ def flatten(config: Any) -> dict[str, Any]:
     return flat
 
 
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings by dotted path as nested plain data."""
+    data: dict[str, Any] = {}
+    for path, value in flat.items():
+        *outer, last = path.split(".")
+        place = data
+        for section in outer:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return data
+
+
 def differences(old: Any, new: Any) -> list[str]:
     """Returns a description of each differing setting, such as "seed: 0 -> 1".
 
@@ -224,6 +238,8 @@ def _overlay(config: Any, data: Any, path: str, root: Any) -> Any:
         if name not in hints:
             here = [f"{path}.{known}" if path else known for known in hints]
             hint = nearest(where, [*here, *flatten(root)]) or f"There are: {', '.join(here)}."
+            if where in flatten(root):
+                hint = f"Nest it: {where.replace('.', ': {')}: ...{'}' * where.count('.')}."
             raise OptionError(f"There is no setting {where!r}. {hint}")
         current = getattr(config, name)
         if dataclasses.is_dataclass(current):
@@ -257,7 +273,10 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return _either(typing.get_args(hint), value, path)
     if typing.get_origin(hint) is Literal:
-        return choice(path, value, typing.get_args(hint))
+        words = typing.get_args(hint)
+        if isinstance(value, bool):  # off and no, of which YAML 1.1 makes false
+            value = next((word for word in words if _SWITCHES.get(word) is value), value)
+        return choice(path, value, words)
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise OptionError(f"{path} is {value!r}; it must be a list.")
@@ -303,7 +322,7 @@ def _json(value: Any, path: str) -> Any:
     if not isinstance(loaded, Mapping):
         return value
     try:
-        return json.dumps(loaded)
+        return json.dumps(loaded, sort_keys=True)
     except TypeError as error:
         raise OptionError(f"{path} is {value!r}, which is not a JSON object ({error}).") from None
 

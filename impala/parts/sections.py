@@ -10,10 +10,10 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from impala.config import values
-from impala.config.schema import Config
+from impala.config.schema import OPERATIONAL, Config
 from impala.parts import components
 from impala.parts.components import (
     ALGORITHM,
@@ -264,7 +264,8 @@ def class_with(parts: tuple[Part, ...]) -> type[Config]:
             )
         taken[part.section] = f"that of {part.name}"
         settings = part.component.Settings
-        sections.append((part.section, settings, dataclasses.field(default=_default(part))))
+        hint = Annotated[settings, OPERATIONAL] if part.kind is SINK else settings
+        sections.append((part.section, hint, dataclasses.field(default=_default(part))))
     return dataclasses.make_dataclass(
         "Config",
         sections,

@@ -12,6 +12,7 @@ from impala.config import layers, rules, values
 from impala.config.schema import Config, Count, Positive, Range, Share
 from impala.config.values import OptionError
 from impala.logdir import identity
+from impala.parts import sections
 from impala.schedule import tasks
 
 Kind = Literal["choice", "grid", "uniform", "log_uniform"]
@@ -198,11 +199,8 @@ def _checked(name: str, value: Any, config: Config) -> Any:
     Raises:
       OptionError: the setting cannot have it.
     """
-    nested: Any = value
-    for section in reversed(name.split(".")):
-        nested = {section: nested}
     try:
-        changed = rules.validate(layers.put_over(config, nested))
+        changed = rules.validate(layers.put_over(config, values.nested({name: value})))
     except OptionError as error:
         raise OptionError(f"search.{name}: {error}") from None
     return values.plain(values.flatten(changed)[name])
@@ -255,8 +253,10 @@ def _check_combination(sweep: Sweep) -> None:
         raise OptionError("A population's first settings are random: use sampler: random.")
     if options.trials < 2:
         raise OptionError(f"trials is {options.trials}; a population needs at least 2 members.")
+    own = sections.for_actors(config)
     for name in sweep.search:
-        if name.startswith(_SHAPES) or name in identity.WITH_VARIABLES:
+        is_own = name.partition(".")[0] in own
+        if is_own or name.startswith(_SHAPES) or name in identity.WITH_VARIABLES:
             raise OptionError(
                 f"search.{name}: a member cannot copy an agent of one with another {name}; search "
                 "it with another scheduler."

@@ -13,7 +13,7 @@ from typing import Any
 from ray import tune
 
 import impala
-from impala.config import values
+from impala.config import layers, values
 from impala.logdir import rows
 from impala.sweeps.description import Sweep
 
@@ -192,13 +192,12 @@ class _Run:
     def _train(self, sweep: Sweep, settings: Mapping[str, Any], logdir: pathlib.Path) -> None:
         try:
             trained = impala.train(
-                sweep.config,
+                layers.composed_over(sweep.config, values.nested(settings)),
                 logdir,
                 num_actors=sweep.options.num_actors,
                 change_settings=True,  # of a member that has copied
                 progress=False,
                 stop=self._asked,
-                **settings,
             )
             if trained.status == "stopped" and not self._asked.is_set():
                 raise TrialError(f"Training in {logdir} was stopped, but not by this sweep.")

@@ -96,7 +96,8 @@ def resume(
         ) from error
     _log.info("Resumed %s at %s.", logdir, counters)
     kind = type(phases.config)
-    for change in values.differences(saved.config, phases.config):
+    before = {**values.to_dict(saved.config), **saved.own}
+    for change in values.differences(before, values.to_dict(phases.config)):
         if phases.are_over(counters) and not values.is_operational(kind, change.partition(":")[0]):
             raise CheckpointError(
                 f"{logdir} holds a finished run, which would learn nothing with the changed "
