@@ -11,6 +11,7 @@ import grpc
 import messages
 import numpy as np
 import trustme
+from cryptography import x509
 from services import WAIT
 
 from deploy.lint import certificates
@@ -147,10 +148,12 @@ class ServerFiles(TypedDict, total=False):
     token_file: pathlib.Path
 
 
-def certificate(ca: trustme.CA, directory: pathlib.Path, name: str) -> Pair:
-    """Writes a certificate and key for a host name or a spiffe:// identity."""
+def certificate(
+    ca: trustme.CA, directory: pathlib.Path, name: str, kind: type[x509.DNSName] | None = None
+) -> Pair:
+    """Writes a certificate and key for a host name or a spiffe:// identity, or a name of a kind."""
     identity = (
-        certificates.issue(ca, name, expired="expired" in name)
+        certificates.issue(ca, name if kind is None else kind(name), expired="expired" in name)
         if "://" in name
         else ca.issue_cert(name)
     )

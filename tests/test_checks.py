@@ -493,6 +493,16 @@ def test_an_action_that_is_masked_is_impossible() -> None:
     assert "6 actions are impossible by output/policy of their row" in story.last
 
 
+def test_an_epsilon_that_is_no_share_makes_no_action_possible() -> None:
+    story = Story(configured("cartpole-q", **SMALL))
+    for sent in story.play(3):
+        policy = sent.arrays["output/policy"]
+        policy[2, :, -1] = 3.0  # by which the best one has less than no probability
+        sent.arrays["output/action"][2] = policy[2, :, :-1].argmax(axis=-1)
+        story.send(sent)
+    assert Kind.IMPOSSIBLE_ACTION in story.counts
+
+
 @pytest.mark.parametrize("kind", ["1 actions a row early", "10 other returns"])
 def test_violations_are_refused_and_blamed_if_asked_for(kind: str) -> None:
     story = Story(CATCH, on_violation="refuse")

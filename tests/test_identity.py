@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import trustme
 from callers import OK, STREAM_METHOD, Clock, certificate, secure_channel, status, write
+from cryptography import x509
 from services import WAIT
 
 from actors.client import LearnerClient, new_incarnation
@@ -257,8 +258,8 @@ def test_a_certificate_is_for_its_name_and_its_trust_domain(tmp_path: pathlib.Pa
     authority = write(tmp_path / "ca.crt", ca.cert_pem.bytes())
     files = {**certificate(ca, tmp_path, "localhost"), "tls_client_ca": authority}
 
-    def joins(served: _Served, uri: str) -> dict[str, str]:
-        with secure_channel(served.address, ca, certificate(ca, tmp_path, uri)) as channel:
+    def joins(served: _Served, name: str, kind: type[x509.DNSName] | None = None) -> dict[str, str]:
+        with secure_channel(served.address, ca, certificate(ca, tmp_path, name, kind)) as channel:
             stub = pb_grpc.LearnerStub(channel)
             return {
                 name: status(
@@ -274,6 +275,9 @@ def test_a_certificate_is_for_its_name_and_its_trust_domain(tmp_path: pathlib.Pa
         assert joins(served, "spiffe://cluster.local/impala/actor") == everyone
         for foreign in ("spiffe://elsewhere/impala/actor", "spiffe://elsewhere/actor/x"):
             assert joins(served, foreign) == dict.fromkeys(everyone, nobody)
+        # A name of another kind, which authorities may let a holder choose.
+        host = joins(served, "spiffe://cluster.local/impala/actor", x509.DNSName)
+        assert host == dict.fromkeys(everyone, nobody)
     with _Served(**files, trust_domain="elsewhere") as served:
         assert joins(served, "spiffe://elsewhere/impala/actor") == everyone
         assert joins(served, "spiffe://cluster.local/impala/actor") == dict.fromkeys(

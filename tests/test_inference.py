@@ -159,7 +159,7 @@ def test_waiting_rows_are_batched_and_given_back_by_caller() -> None:
     np.testing.assert_array_equal(first.arrays[3], np.full((3, 2), 11.0))
     np.testing.assert_array_equal(other.arrays[3], np.full((1, 2), 31.0))
     assert (first.parameters.version, other.parameters.version) == (1, 2)
-    assert step.calls == [(1, 2), (1, 2), (1, 8), (2, 1)]  # 3 + 2 rows, padded to 8
+    assert step.calls == [(1, 2), (1, 2), (1, 4), (2, 1)]  # 3 rows, padded to 4; 2 have gone
     inference.close()
 
 

@@ -378,7 +378,7 @@ def test_health_has_a_plain_port_of_its_own(tmp_path: pathlib.Path, ca: trustme.
         tls_client_ca=write(tmp_path / "ca.crt", ca.cert_pem.bytes()),
     )
     server = Server(service, "127.0.0.1:0", files, health_listen="127.0.0.1:0")
-    server.start()
+    address = server.start()
     try:
         with closing(grpc.insecure_channel(server.health_address)) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
@@ -386,6 +386,11 @@ def test_health_has_a_plain_port_of_its_own(tmp_path: pathlib.Path, ca: trustme.
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
             join = pb_grpc.LearnerStub(channel).Join
             assert status(lambda: join(messages.join_request(), timeout=WAIT)) == "UNIMPLEMENTED"
+        own = certificate(ca, tmp_path, "spiffe://cluster.local/impala/actor")
+        with secure_channel(address, ca, own) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            asked = health_pb2.HealthCheckRequest()
+            assert status(lambda: check(asked, timeout=WAIT)) == "UNIMPLEMENTED"
     finally:
         server.stop(0.0)
 

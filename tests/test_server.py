@@ -18,7 +18,7 @@ from impala.runtime import listen
 from impala.types import Parameters
 from learner.data.ingest import Arrival, Ingest
 from learner.fleet.accounts import Accounts
-from learner.service import server
+from learner.service import calls, server
 from learner.service.probes import Probes
 from learner.service.server import SERVICE_NAME, Server
 from learner.service.service import LearnerService
@@ -36,7 +36,7 @@ class _Served:
     """A server on a free port of loopback, and a client of it."""
 
     def __init__(self, service: LearnerService, listen: str = "127.0.0.1:0") -> None:
-        self.server = Server(service, listen)
+        self.server = Server(service, listen, health_listen="127.0.0.1:0")
         self.address = self.server.start()
         self.channel = grpc.insecure_channel(self.address)
         self.stub = learner_pb2_grpc.LearnerStub(self.channel)
@@ -86,6 +86,17 @@ def test_an_actor_joins_streams_and_pulls(kind: str, tmp_path: pathlib.Path) -> 
         assert service.evaluators.reports.get(timeout=WAIT).actor == "e"
         served.server.check()
     assert accounts.totals().queued == 4
+
+
+def test_a_request_that_is_parsed_as_a_whole_is_not_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calls, "_MOST_REQUEST_BYTES", 1000)
+    with _Served(messages.service()) as served:
+        empty = pb.Evaluation(actor="e", episodes=[pb.Episode()] * 1000)
+        with pytest.raises(grpc.RpcError) as refused:
+            served.stub.ReportEvaluation(empty, timeout=WAIT)
+        assert "Evaluation has 2003 bytes, at most 1000 are read" in refused.value.details()
 
 
 def test_the_status_names_the_fleet_and_what_it_sent() -> None:
@@ -182,8 +193,9 @@ def test_a_receipt_that_waits_is_back_pressure() -> None:
 
 
 def _health(served: _Served, name: str) -> str:
-    stub = health_pb2_grpc.HealthStub(served.channel)
-    status = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=WAIT).status
+    with grpc.insecure_channel(served.server.health_address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        status = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=WAIT).status
     return health_pb2.HealthCheckResponse.ServingStatus.Name(status)
 
 

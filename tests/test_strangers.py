@@ -109,7 +109,7 @@ def metrics() -> Iterator[Exporter]:
 
 
 def test_scrapes_go_on_beside_silent_connections(
-    metrics: exporter.Exporter, monkeypatch: pytest.MonkeyPatch
+    metrics: exporter.Exporter, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(exporter._Handler, "timeout", 2 * WAIT)
     with ExitStack() as open_ones:
@@ -119,6 +119,8 @@ def test_scrapes_go_on_beside_silent_connections(
     monkeypatch.setattr(exporter._Handler, "timeout", 0.2)
     with _connect(metrics.address) as silent:
         assert silent.recv(1) == b""  # it is closed in the end
+    metrics.close()
+    assert capfd.readouterr().err == ""
 
 
 # Hosts and their calls.

@@ -8,22 +8,21 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 
-def issue(ca: trustme.CA, *names: str, expired: bool = False) -> trustme.LeafCert:
+def issue(
+    ca: trustme.CA, *names: str | x509.GeneralName, expired: bool = False
+) -> trustme.LeafCert:
     """Returns a certificate that is valid for an hour, or expired a second ago.
 
     Args:
       ca: signs it.
-      names: hosts, and URIs such as spiffe://cluster.local/impala/actor.
+      names: hosts, URIs such as spiffe://cluster.local/impala/actor, and names of any kind.
       expired: whether it has expired.
     """
     signer = x509.load_pem_x509_certificate(ca.cert_pem.bytes())
     signer_key = serialization.load_pem_private_key(ca.private_key_pem.bytes(), None)
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.datetime.now(datetime.UTC)
-    alternatives: list[x509.GeneralName] = [
-        x509.UniformResourceIdentifier(name) if "://" in name else x509.DNSName(name)
-        for name in names
-    ]
+    alternatives = [_general(name) for name in names]
     cert = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([]))
@@ -41,3 +40,9 @@ def issue(ca: trustme.CA, *names: str, expired: bool = False) -> trustme.LeafCer
         serialization.NoEncryption(),
     )
     return trustme.LeafCert(pem, cert.public_bytes(serialization.Encoding.PEM), [])
+
+
+def _general(name: str | x509.GeneralName) -> x509.GeneralName:
+    if isinstance(name, x509.GeneralName):
+        return name
+    return x509.UniformResourceIdentifier(name) if "://" in name else x509.DNSName(name)

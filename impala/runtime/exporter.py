@@ -1,5 +1,6 @@
 """Serves a registry of Prometheus metrics over HTTP."""
 
+import contextlib
 import importlib.metadata
 import socket
 import wsgiref.simple_server
@@ -16,6 +17,11 @@ _SILENT_SECONDS = 5.0  # after which a connection is closed
 
 class _Handler(wsgiref.simple_server.WSGIRequestHandler):
     timeout = _SILENT_SECONDS
+
+    def handle(self) -> None:
+        """Answers, unless the caller is silent or gone, of which nothing is printed."""
+        with contextlib.suppress(OSError):
+            super().handle()
 
     def log_message(self, *_: object) -> None:
         """Logs no requests."""

@@ -122,7 +122,8 @@ class Actions:
         any_choice = allowed / np.maximum(allowed.sum(axis=-1, keepdims=True), 1)
         best = np.arange(values.shape[-1]) == values.argmax(axis=-1)[..., np.newaxis]
         with np.errstate(divide="ignore"):
-            return np.asarray(np.log((1.0 - epsilon) * best + epsilon * any_choice))
+            # An epsilon that is no share would make probabilities negative.
+            return np.log(np.maximum((1.0 - epsilon) * best + epsilon * any_choice, 0.0))
 
 
 def _compared(

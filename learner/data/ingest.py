@@ -25,6 +25,7 @@ from protos.impala.v1 import learner_pb2 as pb
 _MAX_FAULT_DETAIL = 200  # characters; longer details are cut
 _MAX_LENGTH = 2**31 - 1  # agent steps of an episode
 _MAX_SECONDS = 1e9  # between two messages
+_MOST_ENTRIES = 16 * MOST_NAMES  # of numbers by name
 _SLACK_SECONDS = 1.0  # by which an actor may have waited for longer than passed
 _MORE_FRAMES = (
     "If steps play more, set the learner's frame skip, environment.repeat.most or "
@@ -316,6 +317,7 @@ class Validator:
                 "once, with the unrolls in which it ended.",
             )
         for message in messages:
+            _check_count("numbers in an episode's info", len(message.info))
             for name, value in message.info.items():
                 _check_finite(name, value)
             self._check_episode(message, self._bounds.frames_per_step[task])
@@ -500,6 +502,16 @@ class Rejected(Exception):
         self.rejection = Rejection(reason, detail, of_network, violation)
 
 
+def _check_count(what: str, count: int) -> None:
+    """Rejects so many entries that reading them would keep the learner from others."""
+    if count > _MOST_ENTRIES:
+        raise Rejected(
+            pb.REASON_RANGE,
+            f"There are {count} {what}, at most {_MOST_ENTRIES} are read, of which {MOST_NAMES} "
+            "are recorded: send fewer.",
+        )
+
+
 def _check_finite(name: str, value: float) -> None:
     if not math.isfinite(value):
         raise Rejected(
@@ -513,8 +525,10 @@ def _step_info(messages: Sequence[pb.StepInfo], limit: int) -> dict[str, np.ndar
     """Converts the numbers of every step: name -> [N].
 
     Raises:
-      Rejected: there are more than `limit` numbers of a name, or one is not finite.
+      Rejected: there are more than `limit` numbers of a name, one is not finite, or there are too
+        many names.
     """
+    _check_count("names in step_info", len(messages))
     found = {message.name: np.array(message.values, np.float32) for message in messages}
     for name, values in found.items():
         shown = ascii(name[:80])[1:-1]

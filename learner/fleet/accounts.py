@@ -416,6 +416,7 @@ class Accounts:
         excess = len(self._ledgers) - self._max_ledgers
         if excess <= 0:
             return
+        excess += self._max_ledgers // 100  # so that not each join looks at all of them
         incarnations: dict[str, list[_Key]] = {}
         for key in self._ledgers:
             incarnations.setdefault(key[0], []).append(key)

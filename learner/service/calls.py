@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 
 _UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 _REQUEST_SECONDS = 10.0  # time limit for a new call to send its request
+_MOST_REQUEST_BYTES = 2**22  # of a call with one request, which is parsed as a whole
 
 _M = TypeVar("_M", bound=Message)
 
@@ -60,13 +61,18 @@ async def request(context: grpc.aio.ServicerContext, kind: type[_M]) -> _M:
     """Returns a call's request, which is read and parsed only once the caller is known.
 
     Raises:
-      InvalidRequest: it is not a message of this kind.
+      InvalidRequest: it is too large, or not a message of this kind.
       TimeoutError: it does not arrive in time.
     """
     async with asyncio.timeout(_REQUEST_SECONDS):
         data = await context.read()
     if data is grpc.aio.EOF:
         raise InvalidRequest(f"The call ended without a {kind.DESCRIPTOR.name}: send one.")
+    if len(data) > _MOST_REQUEST_BYTES:
+        raise InvalidRequest(
+            f"A {kind.DESCRIPTOR.name} has {len(data)} bytes, at most {_MOST_REQUEST_BYTES} are "
+            "read: send a smaller one."
+        )
     return parsed(kind, data)
 
 

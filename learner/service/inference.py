@@ -274,22 +274,27 @@ class Inference:
 
     def _next(self) -> list[_Row]:
         """Waits for rows; returns those to compute now, none at the end."""
+        rows: list[_Row] = []
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            end = time.monotonic() + _WAIT_SECONDS
-            while not self._closed and len(self._waiting) < min(self._together, self._callers):
-                if (left := end - time.monotonic()) <= 0.0:
-                    break
-                self._changed.wait(left)
-            if self._closed:
-                return []
-            rows = [self._waiting.popleft()]
-            count = len(rows[0].given[0])
-            while self._waiting and count + len(self._waiting[0].given[0]) <= _MOST_ROWS:
-                rows.append(self._waiting.popleft())
-                count += len(rows[-1].given[0])
+            while not rows:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                end = time.monotonic() + _WAIT_SECONDS
+                while not self._closed and len(self._waiting) < min(self._together, self._callers):
+                    if (left := end - time.monotonic()) <= 0.0:
+                        break
+                    self._changed.wait(left)
+                if self._closed:
+                    return []
+                count = 0
+                while self._waiting and (
+                    not rows or count + len(self._waiting[0].given[0]) <= _MOST_ROWS
+                ):
+                    row = self._waiting.popleft()
+                    if not row.done.cancelled():  # else its caller has gone
+                        rows.append(row)
+                        count += len(row.given[0])
             self._together = len(rows)
-            return rows
+        return rows
 
     def _compute(self, step: Step, rows: Sequence[_Row]) -> None:
         """Computes rows of one version, and answers them.

@@ -1,7 +1,8 @@
-"""The gRPC health service, for probes and load balancers.
+"""The gRPC health service, for probes and load balancers, on a port of its own.
 
-It needs no credentials, so the rate of its calls is limited. It has no `Watch`, which probes do not
-call and whose watchers would have to be limited too.
+It needs no credentials, so the rate of its calls is limited, and its requests are as small as gRPC
+takes them by default. It has no `Watch`, which probes do not call and whose watchers would have to
+be limited too.
 """
 
 from typing import Any

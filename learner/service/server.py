@@ -166,7 +166,7 @@ class Server:
         )
         probes = Probes(self._refused)
         unknown = calls.Unknown(self._refused)  # must be the last handler
-        server.add_generic_rpc_handlers((_handlers(methods), probes.handlers(), unknown))
+        server.add_generic_rpc_handlers((_handlers(methods), unknown))
         for_probes = health_address = None
         grace = 0.0
         try:
@@ -348,7 +348,7 @@ class _Calls:
     ) -> None:
         """Checks that a caller has a credential for one of the roles and for its name."""
         metadata = dict(context.invocation_metadata() or ())
-        names = context.auth_context().get("x509_subject_alternative_name", ())
+        names = context.auth_context().get("peer_uri", ())  # not DNS or e-mail names like them
         try:
             self._gate.admit(
                 roles,
