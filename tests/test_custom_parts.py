@@ -5,7 +5,10 @@ import os
 import pathlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import yaml
 from half_trained import STORED
@@ -21,7 +24,7 @@ from impala.config.schema import (
     TelemetryConfig,
 )
 from impala.logdir import checkpoint
-from impala.parts import sections
+from impala.parts import build, sections
 from impala.parts.components import Allowed
 from impala.play.player import Player
 
@@ -140,6 +143,36 @@ def test_mistakes_with_parts_are_told_in_a_line(
     assert cli.main(["train", "catch", *line.split()]) == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert message in error
+
+
+def test_an_algorithm_of_ones_own_is_checked_as_those_that_it_is_derived_from(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "custom_policy.py").write_text("""
+import dataclasses
+from impala.algorithms.policy_gradient import PolicyGradient
+from impala.config.schema import PolicyGradientConfig
+class Mine(PolicyGradient):
+    @dataclasses.dataclass(frozen=True)
+    class Settings(PolicyGradientConfig):
+        pass
+""")
+    line = "train catch --algorithm custom_policy:Mine --mine.entropy-target 0.3"
+    assert cli.main([*line.split(), "--mine.entropy-cost", "0"]) == 2
+    assert "mine.entropy_target is 0.3 and mine.entropy_cost 0" in capsys.readouterr().err
+
+
+def test_demands_that_an_algorithm_cannot_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from custom_algorithm import Slow
+
+    spaces = gym.spaces.Box(-1.0, 1.0, (3,), np.float32), gym.spaces.Discrete(3)
+    config = sections.compose(Config(algorithm=ALGORITHM))
+    agent = build.agent(config.agent, *spaces)
+    teacher: Any = None
+    monkeypatch.setattr(Slow, "demands", Demands(has_teachers=True))
+    with pytest.raises(ValueError, match="demands teachers, which PolicyGradient alone has"):
+        build.algorithm(ALGORITHM, config, agent, [teacher])
 
 
 def test_demands_of_a_custom_algorithm_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -359,6 +359,21 @@ def test_replayed_culprits_are_not_accounted_for_again(scene: Scene) -> None:
     assert scene.accounts.totals().dropped == {"not_finite": 1}
 
 
+def test_demonstrations_that_are_not_learned_from_do_not_count(scene: Scene) -> None:
+    good = batch_for(scene.learner)
+    drawn: dict[str, Any] = {"frames": B * T, "steps": B * T, "fresh": [(good.unroll, slice(None))]}
+    for batch, left in ((good, B), (poisoned(good, [1]), B - 1)):
+        prepared = scene.prepare(batch, fresh=0)._replace(**drawn, is_demonstrated=True)
+        prepared, update = scene.guard.learn(scene.learner, prepared)
+        assert update is not None
+        assert (prepared.unrolls, prepared.frames, prepared.steps) == (0, left * T, left * T)
+    spoil(scene.learner)
+    prepared = scene.prepare(good, fresh=0)._replace(**drawn, is_demonstrated=True)
+    prepared, update = scene.guard.learn(scene.learner, prepared)
+    assert update is None
+    assert (prepared.unrolls, prepared.frames, prepared.steps, prepared.fresh) == (0, 0, 0, ())
+
+
 def test_a_batch_without_culprits_is_skipped(scene: Scene) -> None:
     scene.learn(batch_for(scene.learner))
     held = len(scene.replay)

@@ -227,6 +227,12 @@ def test_limits_and_frames_follow_configuration_and_task() -> None:
     assert isinstance(_check(_with("output/baseline", 1e11), limits=limits), Arrival)
     assert "1e+11 at most" in _detail(_with("output/baseline", 2e11), limits=limits)
 
+    for reward in (1.1, 1e30):  # which float32, as they are sent, does not have
+        own = LimitsConfig(reward=reward)
+        assert isinstance(_check(_with("timestep/reward", -reward), limits=own), Arrival)
+        beyond = float(np.nextafter(np.float32(reward), np.float32(np.inf)))
+        assert isinstance(_check(_with("timestep/reward", beyond), limits=own), Rejection)
+
     slow_and_fast: dict[str, Any] = {"frames_per_step": [1, 50]}
     assert "1 to 1" in _detail(_good(frames=[3, 5]), **slow_and_fast)
     fast = _good(frames=[150, 200], task=1)
@@ -307,12 +313,25 @@ def test_the_rest_of_a_message_is_bounded_by_environments() -> None:
     for envs in (1, messages.MAX_ENVS):
         most = _validator().max_bytes_beside_tensors(envs)
         arrays = messages.unroll(envs)
-        info = {f"{number:010}": 1.0 for number in range(most // 40)}
+        info = {f"{number:0990}": 1.0 for number in range(most // 2000)}
         few = [pb.Episode(episode_return=1, length=1, frames=4, info=info)]
         assert isinstance(_check(_good(num_envs=envs, arrays=arrays, episodes=few)), Arrival)
         refused = _check(_good(num_envs=envs, arrays=arrays, episodes=few * 3))
         assert isinstance(refused, Rejection) and refused.reason == pb.REASON_RANGE
         assert f"at most {most} for {envs} environments" in refused.detail
+
+
+def test_numbers_by_name_are_few() -> None:
+    """Each costs an object, which would keep the learner from others."""
+    many = [pb.StepInfo()] * 2000
+    assert "2000 names in step_info, at most 1024" in _detail(_good(step_info=many))
+    envs = messages.MAX_ENVS
+    info = {str(number): 1.0 for number in range(1100)}
+    episode = pb.Episode(episode_return=1, length=1, frames=4, info=info)
+    arrays = messages.unroll(envs)
+    assert "1100 numbers in an episode's info" in _detail(
+        _good(num_envs=envs, arrays=arrays, episodes=[episode])
+    )
 
 
 def _arrival(number: int, num_envs: int) -> Arrival:

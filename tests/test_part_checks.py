@@ -163,9 +163,9 @@ class Metric(Values):
         return LossOutput(loss, {"size": loss[0]})
 
 
-def _check(algorithm: type[Algorithm]) -> None:
+def _check(algorithm: type[Algorithm], popart: bool = False) -> None:
     spaces = VECTOR, gym.spaces.Discrete(3)
-    agent = build.agent(AgentConfig(hidden_sizes=(4,)), *spaces)
+    agent = build.agent(AgentConfig(hidden_sizes=(4,), popart=popart), *spaces)
     batch = blank(build.unroll_spec(agent, *spaces, unroll_length=5))
     checks.check_loss("mine:Loss", algorithm(agent, ObjectiveConfig(), None), batch)
 
@@ -186,6 +186,11 @@ def test_an_algorithm_without_a_loss_per_step_is_refused(
 ) -> None:
     with pytest.raises(ComponentError, match=said):
         _check(algorithm)
+
+
+def test_an_algorithm_gives_popart_its_targets() -> None:
+    with pytest.raises(ComponentError, match="mine:Loss demands normalises_values, but its loss"):
+        _check(Values, popart=True)
 
 
 class Descent(Optimiser):

@@ -116,6 +116,18 @@ def test_what_has_no_weight_and_other_tasks_do_not_count() -> None:
     assert linear.b[1] == untouched.b[1]
 
 
+def test_small_steps_of_the_bias_are_kept_beside_large_means() -> None:
+    popart, linear = PopArt(1), head(1)
+    popart._mean.assign([1000.0])
+    popart._variance.assign([1.0])
+    before = linear.b.numpy()
+    for _ in range(100):
+        linear.b.assign_add([1e-5])
+        targets = tf.constant([[999.0, 1001.0]])
+        popart.update(linear, (), targets, tf.ones_like(targets))
+    np.testing.assert_allclose(linear.b - before, [1e-3], rtol=0.05)
+
+
 @pytest.mark.parametrize("scale", [1e-3, 2.0, 1000.0])
 @pytest.mark.parametrize("shift", [0.0, -50.0])
 def test_a_rescaling_changes_no_value(scale: float, shift: float) -> None:

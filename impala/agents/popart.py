@@ -109,7 +109,8 @@ class PopArt(snt.Module):
         # van Hasselt et al. 2016, proposition 1: outputs are preserved precisely.
         deviation = self.deviations
         head.w.assign(head.w * (old_deviation / deviation))
-        head.b.assign((old_deviation * head.b + old_mean - self.means) / deviation)
+        # Means first: beside a large one, a small step of the bias would be rounded away.
+        head.b.assign((old_deviation * head.b + (old_mean - self.means)) / deviation)
 
     def _chosen(self, observation: Nest) -> tf.Tensor:
         """Returns 1 for each row's task, else 0: [..., n]; [1] of a single task."""

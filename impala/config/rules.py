@@ -1,5 +1,6 @@
 """Rules between settings, beyond the range of each."""
 
+import dataclasses
 from collections.abc import Collection, Sequence
 
 from impala.config import demands
@@ -144,8 +145,10 @@ def _check_correction(config: Config) -> None:
 
 def _check_entropy_target(config: Config) -> None:
     """Refuses a target for the entropy whose weight cannot be learned, or that ends nowhere."""
-    for name in ("impala", "actor_critic", "impact"):
-        settings: PolicyGradientConfig = getattr(config, name)
+    for name in (field.name for field in dataclasses.fields(config)):
+        settings = getattr(config, name)
+        if not isinstance(settings, PolicyGradientConfig):
+            continue
         if settings.entropy_target and not settings.entropy_cost:
             raise OptionError(
                 f"{name}.entropy_target is {settings.entropy_target:g} and {name}.entropy_cost 0, "

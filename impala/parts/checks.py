@@ -118,6 +118,11 @@ def check_loss(name: str, algorithm: Algorithm, batch: Batch) -> None:
             tape.watch(variables)
             output = algorithm.loss(batch, progress)
             _check_output(name, output, expected)
+        if algorithm.agent.popart is not None and output.targets is None:
+            raise ComponentError(
+                f"{name} demands normalises_values, but its loss returns no targets, by which "
+                "PopArt's statistics would change: give LossOutput.of its Targets."
+            )
         for variable, gradient in zip(
             variables, tape.gradient(output.loss, variables), strict=True
         ):

@@ -99,7 +99,7 @@ def limit_of(name: str, dtype: np.dtype, limits: LimitsConfig) -> Limit | None:
     finite = Limit(sys.float_info.max)
     match name.split("/"):
         case ["timestep", "reward"]:
-            limit = Limit(limits.reward, _RAISE)
+            limit = Limit(float(np.float32(limits.reward)), _RAISE)  # as rewards are sent
         case ["timestep", "observation", *_] | ["core_state", *_]:
             limit = Limit(OBSERVATION, "Scale it down in the environment.")
         case ["output", "policy"]:

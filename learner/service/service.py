@@ -6,6 +6,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -29,7 +30,7 @@ from learner.data.ingest import (
     Validator,
     wire_specs,
 )
-from learner.data.pacing import Pacing, Permit
+from learner.data.pacing import LEFT_SECONDS, Pacing, Permit
 from learner.evaluation.evaluators import Evaluators
 from learner.evaluation.snapshots import Snapshots
 from learner.fleet.accounts import Admission
@@ -54,7 +55,7 @@ from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
 _POLL_SECONDS = 0.2  # between looks whether the result is on disk
-_PERMIT_SECONDS = 20.0  # that a call waits for a permit
+_PERMIT_SECONDS = 0.8 * LEFT_SECONDS  # that a call waits for a permit, so that it is heard of
 _MAX_VERSION = 40  # characters kept of a program's version
 # No honest actor causes these, not by a restart nor by another version of the spec, but for a
 # message that was sent before a restart with a lower limit of environments.
@@ -578,6 +579,7 @@ class LearnerService:
         recorded = [self._records.info_names.keep(episode) for episode in arrival.episodes]
         arrival = arrival._replace(
             offset=admission.offset,
+            received=time.monotonic(),  # it has waited for room until now
             episodes=recorded,
             step_info=self._records.info_names.recorded(arrival.step_info),
             rewards=_rewards(arrival.unroll.timestep),

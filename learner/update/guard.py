@@ -261,6 +261,8 @@ def _account(prepared: Prepared, culprits: set[int], learned: bool) -> Prepared:
     batch = prepared.batch
     assert batch is not None
     fresh = int((~batch.is_replay).sum())  # the first ones, in the order of the queue
+    if prepared.is_demonstrated:
+        fresh = len(batch.is_replay)  # their frames and steps count
     if not fresh:
         return prepared  # fresh unrolls were only added to replay
     otherwise = None if learned else SKIPPED_UPDATE
@@ -269,10 +271,10 @@ def _account(prepared: Prepared, culprits: set[int], learned: bool) -> Prepared:
     step_type = batch.unroll.timestep.step_type
     return prepared._replace(
         provenance=list(_split(prepared.provenance, iter(reasons))),
-        unrolls=prepared.unrolls - len(lost),
+        unrolls=max(0, prepared.unrolls - len(lost)),  # 0 of demonstrations, as are episodes
         frames=prepared.frames - int(batch.unroll.frames[lost].sum()),
         steps=prepared.steps - int((step_type[1:, lost] != StepType.FIRST).sum()),
-        episodes=prepared.episodes - int((step_type[1:, lost] == StepType.LAST).sum()),
+        episodes=max(0, prepared.episodes - int((step_type[1:, lost] == StepType.LAST).sum())),
         fresh=prepared.fresh if learned else (),
     )
 
