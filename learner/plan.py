@@ -1,5 +1,6 @@
 """Builds a run's plan from its configuration: tasks, spaces, phases and the spec of an unroll."""
 
+import faulthandler
 import logging
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -70,7 +71,12 @@ def make_plan(
         played = tasks.make(config.environment, config.tasks)
         schedule = Schedule(config)
         own = sections.found(config)
-        spaces = build.spaces(played, own, numbered=config.agent.popart)
+        # An environment that hangs when it is made or closed would let no signal end this process.
+        faulthandler.dump_traceback_later(config.actor.hang_seconds * len(played), exit=True)
+        try:
+            spaces = build.spaces(played, own, numbered=config.agent.popart)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
         with replicas.scope():
             agent = build.agent(config.agent, *spaces, seed=config.seed, own=own)
             found = teachers.read(config) if found is None else found

@@ -372,7 +372,7 @@ def train(run: Run, stop: EndRequest, closing: contextlib.ExitStack) -> str:
         address = run.server.start()
         closing.callback(run.server.stop, _GRACE_SECONDS)
         state.directory.write("address", f"{from_anywhere(address)}\n")
-        closing.callback((options.logdir / "address").unlink, missing_ok=True)
+        closing.callback(_remove, options.logdir / "address")
         _log.info("Serving %s on %s.", options.logdir, address)
         security = options.security
         if not is_local(options.listen) and security.insecure:
@@ -408,6 +408,11 @@ def train(run: Run, stop: EndRequest, closing: contextlib.ExitStack) -> str:
     elif not training.is_finished:
         _log.info("Stopping: %s.", stop.cause if stop.is_set() else "a peer stops")
     return ends_run
+
+
+def _remove(file: pathlib.Path) -> None:
+    with contextlib.suppress(OSError):  # of a disk that has failed, too, which was said before
+        file.unlink()
 
 
 def finish(run: Run, stop: EndRequest, ends_run: str) -> int:

@@ -269,6 +269,17 @@ def test_a_log_directory_has_one_writer_even_after_a_kill(tmp_path: pathlib.Path
         pass
 
 
+def test_a_file_system_without_locks_is_said_to_be_one(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(LogDirectoryError, match=r"not implemented.*no flock.*--logdir"):
+        LogDirectory(tmp_path)
+
+
 def test_fresh_moves_the_old_run_aside_and_deletes_nothing(tmp_path: pathlib.Path) -> None:
     logdir = tmp_path / "run"
     with LogDirectory(logdir):

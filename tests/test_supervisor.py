@@ -14,7 +14,7 @@ import services
 from impala.runtime import supervisor as supervisor_module
 from impala.runtime.backoff import Backoff
 from impala.runtime.signals import INSIST_SECONDS
-from impala.runtime.supervisor import Exit, Program, Supervisor
+from impala.runtime.supervisor import REPEATS, Exit, Program, Supervisor
 
 _STUBBORN = """
 import signal, time
@@ -73,6 +73,19 @@ def test_a_program_that_keeps_failing_stays_down() -> None:
         exits = list(supervisor.watch())
 
     assert [end.restart_seconds for end in exits] == [0.01, 0.02, None]
+
+
+def test_what_says_that_it_fails_alike_is_believed_the_second_time(tmp_path: pathlib.Path) -> None:
+    """However long it takes to fail."""
+    wait = f"import sys, time; time.sleep(0.3); sys.exit({REPEATS})"
+    ends = []
+    with Supervisor(backoff=Backoff(0.01, 0.2)) as supervisor:
+        supervisor.start(Program("broken", _python(wait), restart=True))
+        for end in supervisor.watch():
+            ends.append(end.is_hopeless)
+            if len(ends) == 3 or end.is_hopeless:
+                supervisor.stop("it is hopeless")
+    assert ends == [False, True]
 
 
 def test_a_program_that_cannot_be_started_now_is_started_later(

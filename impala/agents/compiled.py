@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 import tree
 
+from impala.runtime import process
 from impala.types import Nest
 
 Call = Callable[..., list[tf.Tensor]]
@@ -121,7 +122,7 @@ class Flat:
             first = self._called(kind, leaves)
             if by_thread:
                 threading.Thread(
-                    target=self._compile, args=(kind, like, leaves), name="xla"
+                    target=self._compile, args=(kind, like, leaves), name=process.COMPILER
                 ).start()
             return first
         return self._called(kind, leaves)

@@ -50,12 +50,7 @@ def learner(command: Learner) -> int:
     """Runs the learner. Returns the exit status, or ends with it where telemetry still hangs."""
     if command.print_config:
         return print_config(command)
-    status = _run(command)
-    from learner.telemetry import writer
-
-    if writer.is_writing():
-        process.leave(status)
-    return status
+    return process.ended(_run(command))
 
 
 def _run(command: Learner) -> int:

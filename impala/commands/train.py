@@ -1,5 +1,6 @@
 """`impala train`: runs a learner and its actors on this host."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import logging
@@ -9,7 +10,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from impala.commands.flags import STOPPED, NumActors, RunFlags, print_config
@@ -87,11 +88,7 @@ def _train_here(command: Train) -> int:
     except KeyboardInterrupt:
         traceback.print_exc()  # where the run was
         raise
-    from learner.telemetry import writer
-
-    if writer.is_writing():
-        process.leave(status)
-    return status
+    return process.ended(status)
 
 
 def run(command: Train, context: Supervisor, output: Callable[[str], None] | None = None) -> Ended:
@@ -113,6 +110,7 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
     logdir = preflight.log_directory(command)
     actors_log = logdir / "actors.log"
     with (
+        _files_named(),
         tempfile.TemporaryDirectory(
             prefix="impala-", dir=listen.temporary_directory()
         ) as temporary,
@@ -154,6 +152,17 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
                 begin()
     status, why = watch.result()
     return ended(command, status, why, logdir, supervisor.why)
+
+
+@contextlib.contextmanager
+def _files_named() -> Iterator[None]:
+    """Turns system errors on files, such as a log that cannot be written, into usage errors."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise OptionError(f"{error.filename} cannot be used: {error.strerror}.") from error
 
 
 def ended(

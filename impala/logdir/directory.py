@@ -66,6 +66,7 @@ def lock(directory: pathlib.Path, who: str, flag: str) -> TextIO:
 
     Raises:
       LogDirectoryBusy: another process holds the lock.
+      LogDirectoryError: the file system has no locks.
       OSError: the directory cannot be written.
     """
     file = open(directory / "lock", "a+", encoding="ascii", errors="replace")  # noqa: SIM115
@@ -79,6 +80,12 @@ def lock(directory: pathlib.Path, who: str, flag: str) -> TextIO:
             f"{directory} is written by another {who} (process {holder}). Stop it, or give this "
             f"one another {flag}."
         ) from None
+    except OSError as error:
+        file.close()
+        raise LogDirectoryError(
+            f"{directory} cannot be locked ({error.strerror}): its file system has no flock. Mount "
+            f"it with locks, or give this {who} another {flag}."
+        ) from error
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()

@@ -89,6 +89,17 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
+WRITERS, COMPILER = ("telemetry", "evaluations"), "xla"
+"""Names of threads that may run for long when a run has ended."""
+
+
+def ended(status: int) -> int:
+    """Returns an exit status, or ends with it where a thread that may hang would be waited for."""
+    if any(thread.name in (*WRITERS, COMPILER) for thread in threading.enumerate()):
+        leave(status)
+    return status
+
+
 class _Outliving(io.FileIO):
     """A file that drops what cannot be written, or not soon."""
 

@@ -240,7 +240,8 @@ class Supervisor:
 
     def _ended(self, child: "_Child", status: int) -> Exit:
         name = child.program.name
-        if self._has_run_long(child):
+        # What fails before it begins fails alike however long that takes.
+        if self._has_run_long(child) and not status == child.status == REPEATS:
             child.failures = 0
         child.failures += 1
         child.status = status

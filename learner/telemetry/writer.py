@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from impala.parts.components import described
+from impala.runtime import process
 from learner.evaluation.evaluations import Evaluations
 from learner.evaluation.evaluators import EvaluationReport
 from learner.telemetry.sinks import Sink, pass_on
@@ -27,14 +28,9 @@ _LOOK_SECONDS = 0.2  # between two checks whether to close
 _DRAIN_SECONDS = 10.0  # time limit for the last rows
 _ROW_SHARE, _ROW_SECONDS = 1 / 200, 60.0  # of the run that a row of files covers, and at most
 _HISTOGRAM_SHARE, _HISTOGRAM_SECONDS = 1 / 20, 1800.0  # the same of histograms and images
-_ROWS, _REPORTS = "telemetry", "evaluations"  # names of the threads
+_ROWS, _REPORTS = process.WRITERS  # names of the threads
 
 _T = TypeVar("_T")
-
-
-def is_writing() -> bool:
-    """Returns whether a writer's thread runs in this process, for instance since it hangs."""
-    return any(thread.name in (_ROWS, _REPORTS) for thread in threading.enumerate())
 
 
 class Attempts:
