@@ -47,6 +47,7 @@ class EnvironmentFault(NamedTuple):
     kind: Literal["crashed", "hung"]  # it ended or raised an error; it did not answer in time
     detail: str  # a description, such as the exception's last line
     where: str = ""  # FILE:LINE, in FUNCTION of the environment's code; stays on the actor's host
+    cuts: bool = True  # an episode off; not where it begins; stays on the actor's host
 
     @property
     def error(self) -> str:

@@ -53,6 +53,20 @@ class FailsOnce(Quiet):
         return super().observed()
 
 
+class Unmade(Quiet):
+    """Makes its simulator in a reset, which fails, so that there is none to stop."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.simulator = self.started("gear")
+        return super().reset(seed=seed)
+
+    def started(self, name: str) -> Any:
+        raise KeyError(name)
+
+    def close(self) -> None:
+        self.simulator.stop()
+
+
 class Alone(Quiet):
     """Only the first one that is made in a process can be played."""
 

@@ -218,6 +218,13 @@ class Threads(Environment):
                 self._answers[i].put(self._envs[i].step(action))
 
 
+class Blind(Threads):
+    """Shows nothing."""
+
+    def render(self) -> Any:
+        return None
+
+
 class WithoutSpaces(gym.Env):
     pass
 
@@ -301,6 +308,33 @@ class Wide(gym.Env):
 
     def step(self, action: int) -> Any:
         return {"depth": self._numbers}, 0.0, False, False, {}
+
+
+class Seeded(gym.Env):
+    """Its reset takes a seed and nothing else."""
+
+    observation_space = gym.spaces.Discrete(2)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
+        return 0, {}
+
+    def step(self, action: int) -> Any:
+        return 0, 1.0, True, False, {}
+
+
+class Keyed(gym.Env):
+    """One of its spaces has a number for a key, within a part.
+
+    Args:
+      what: which space: observation or action.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.observation_space = self.action_space = gym.spaces.Discrete(2)
+        parts: Any = {0: gym.spaces.Discrete(2), 1: gym.spaces.Discrete(2)}
+        within = gym.spaces.Tuple([gym.spaces.Dict(pair=gym.spaces.Dict(parts))])
+        setattr(self, f"{what}_space", within)
 
 
 class WithoutSeed(gym.Env):

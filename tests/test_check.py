@@ -39,6 +39,15 @@ def test_what_is_wrong_is_refused_with_its_place(
     assert f"({own.__file__}:" in said.err and ", in step)" in said.err
 
 
+def test_what_failed_is_told_although_it_cannot_be_closed(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert checked("looked:Unmade") == 2
+    assert "An environment has failed: KeyError: 'gear' (" in capfd.readouterr().err
+    says = "looked:Unmade could not be closed: AttributeError: 'Unmade' object has no attribute"
+    assert caplog.messages[0].startswith(says)
+
+
 def test_what_cannot_be_made_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert checked("CartPol-v1") == 2
     assert "not registered with Gymnasium. Nearest: CartPole-v1" in capfd.readouterr().err

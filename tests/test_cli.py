@@ -514,9 +514,14 @@ def _without_opengl() -> np.ndarray:
     raise RuntimeError("an OpenGL platform library has not been loaded")  # as MuJoCo says
 
 
+def _without_pygame() -> np.ndarray:
+    raise gym.error.DependencyNotInstalled("pygame is not installed, run `pip install ...`")
+
+
 @pytest.mark.parametrize(
     ("render", "says"),
     [
+        (_without_pygame, r": pygame is not installed, run `pip"),
         (gym.Env().render, r": it has no render\. Define render\(self\), which returns uint8"),
         (_without_opengl, r", as nothing draws here: an OpenGL .* loaded\. MuJoCo takes MUJOCO_GL"),
     ],

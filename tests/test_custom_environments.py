@@ -106,6 +106,10 @@ def test_an_environment_that_shows_itself_can_be_looked_at() -> None:
         ("own:Threads", {"kwargs": '{"scal": 3}'}, "unexpected keyword argument 'scal'.*It takes"),
         ("own:dataclasses", {}, "own:dataclasses is a module"),
         ("own:WithoutSeed", {}, r"has a reset that takes no seed .*: define it as reset\(self, \*"),
+        *(
+            ("own:Keyed", {"kwargs": json.dumps({"what": what})}, "has the key 0: keys must be str")
+            for what in ("observation", "action")
+        ),
         ("own:play-v0", {}, "'own:play-v0', which is not registered"),
         ("roundabout-v0", {}, "PACKAGE:roundabout-v0. Use module:attribute"),
     ],
@@ -135,6 +139,7 @@ ONE = "; it must be one number: return a float"
 OUTSIDE = "outside of its space, -1.0 to 3.0: clip or scale it, or correct observation_space"
 
 
+@pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize(
     ("name", "how", "says"),
     [
@@ -158,9 +163,11 @@ OUTSIDE = "outside of its space, -1.0 to 3.0: clip or scale it, or correct obser
     ],
 )
 def test_what_an_environment_returns_wrongly_is_told_in_a_line(
-    name: str, how: str, says: str
+    name: str, how: str, says: str, most: int
 ) -> None:
-    error = error_of(name, kwargs=json.dumps({"how": how}))
+    """Also in the last of several frames for which an action is held."""
+    kwargs = json.dumps({"how": how, "at": most})
+    error = error_of(name, kwargs=kwargs, repeat=RepeatConfig(most=most))
     assert re.match(f"ValueError: .*{says}", error), error
 
 
@@ -208,6 +215,18 @@ def test_shapes_are_checked_always_and_limits_a_hundred_times() -> None:
         for step in rows("Odd", 102, kwargs='{"how": "low", "at": 101}')
     ]
     assert pairs[101].min() == -1.5
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_reset_need_take_no_options(vectorization: str) -> None:
+    reset, step = rows("Seeded", 1, vectorization=vectorization)
+    assert reset.timestep.step_type[0] == StepType.FIRST and step.timestep.reward[0] == 1.0
+
+
+def test_what_is_no_picture_is_refused_with_its_name() -> None:
+    says = r"own:Blind shows None; an image is uint8 \[height"
+    with closing(make("Blind")) as environment, pytest.raises(ValueError, match=says):
+        environment.render()
 
 
 @pytest.mark.parametrize("name", ["Threads", "SameStep", "Nested"])

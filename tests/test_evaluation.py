@@ -134,6 +134,21 @@ def test_episodes_that_a_failure_cut_off_do_not_count() -> None:
         _play(Failing([[2], [4]]), 4)
 
 
+def test_a_failure_before_an_episode_cuts_off_none() -> None:
+    """Also if the episode has one step, with which it is reported."""
+
+    class FailsToStart(Scripted):
+        def recv(self) -> EnvironmentStep:
+            fault = EnvironmentFault(0, "crashed", "fault 1, KeyError: 'map'", cuts=False)
+            return super().recv()._replace(faults=[fault])
+
+    first = evaluation.FirstEpisodes(1)
+    agent: Any = Counting()
+    episodes = evaluation.play_episodes(FailsToStart([[1, 9]]), agent, 1, True, 0, first)
+    assert [episode.length for episode in episodes] == [1]
+    assert len(first.steps[0]["reward"]) == 1
+
+
 def test_an_episode_tells_return_steps_frames_and_the_last_info() -> None:
     # The row that starts the second episode counts nowhere.
     assert _play(Scripted([[3]]), 2) == [Episode(3.0, 3, 12, {"left": 7.0})] * 2

@@ -196,6 +196,7 @@ def test_one_that_fails_to_start_is_tried_again(tmp_path: pathlib.Path) -> None:
         faults = witness.step().faults
         why = "OSError: no such game server"
         assert [fault.detail for fault in faults] == [f"fault 1, {why}", f"fault 2, {why}"]
+        assert not any(fault.cuts for fault in faults)  # the step after them may be LAST
         # It has made a step: what fails from now on begins a new row.
         failures.write_text("3")
         witness.until(0, lambda step_type: step_type == LAST)
@@ -214,6 +215,19 @@ def test_one_that_never_starts_ends_the_actor_with_its_name(
     ):
         environment.reset(0)
     assert failures.read_text() == "990"
+
+
+def test_the_reason_is_why_it_failed_and_not_why_it_could_not_be_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "_BACKOFF", Backoff(0.0, 0.0))
+    config = EnvironmentConfig(id="looked:Unmade", vectorization="async")
+    with (
+        closing(environments.make(config, 1)) as environment,
+        pytest.raises(EnvironmentFailed) as failed,
+    ):
+        environment.reset(0)
+    assert failed.value.error.startswith("KeyError: 'gear'")
 
 
 def test_a_process_that_cannot_be_started_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,8 @@ def _images(
     player: "Player", environment: "Environment", command: Record, rewards: list[float]
 ) -> Iterator[np.ndarray]:
     """Yields the image of each time step of an episode, and appends its reward to `rewards`."""
+    from gymnasium.error import DependencyNotInstalled
+
     from impala.play import evaluation
     from impala.types import StepType
 
@@ -109,7 +111,7 @@ def _images(
                 f"{player.task} cannot be recorded: it has no render. Define render(self), which "
                 "returns uint8 [height, width, 3]."
             ) from error
-        except ValueError as error:
+        except (DependencyNotInstalled, ImportError, ValueError) as error:
             raise values.OptionError(f"{player.task} cannot be recorded: {error}") from error
         except Exception as error:
             if "OpenGL" not in str(error):

@@ -1,9 +1,12 @@
 """How an environment failed: what it raised, and where in its own code."""
 
 import builtins
+import logging
 from typing import Any
 
-from impala.parts.components import where_defined, where_raised
+from impala.parts.components import described, where_defined, where_raised
+
+_log = logging.getLogger(__name__)
 
 
 class EnvironmentFailed(RuntimeError):
@@ -45,3 +48,16 @@ def failure_of(
     where = where_raised(error)
     text = f"{error}" if where else f"{name}: {error}"
     return f"{type(error).__name__}: {text}", where or where_defined(code, method)
+
+
+def close(environment: Any, name: str) -> None:
+    """Closes an environment; an error is only logged, since it would hide why it is closed.
+
+    Args:
+      environment: of any kind.
+      name: of the environment, for the log.
+    """
+    try:
+        environment.close()
+    except Exception as error:
+        _log.warning("%s could not be closed: %s", name, described(error))

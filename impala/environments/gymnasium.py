@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from impala.environments import base, interface
-from impala.environments.failure import EnvironmentFailed, failure_of
+from impala.environments.failure import EnvironmentFailed, close, failure_of
 from impala.runtime.signals import exits_by_signal
 from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 
@@ -98,7 +98,7 @@ class OneByOne(base.Environment):
         first = self._ended
         rewards, terminated, truncated = np.zeros((3, self.num_envs))
         observations: list[Nest] = []
-        infos: list[dict[str, np.ndarray]] = []
+        infos: list[dict[str, float]] = []
         for i, vector in enumerate(self._vectors):
             if first[i]:
                 shown = self._next_first[i] if self._resets_itself else vector.reset()[0]
@@ -117,7 +117,7 @@ class OneByOne(base.Environment):
                 self._next_first[i] = _copied(self.observation_space, observation)
                 observation, info = self._final(info), info.get("final_info", {})
             observations.append(observation)
-            infos.append(_numbers(info, 1))
+            infos.append({name: x[0] for name, x in _numbers(info, 1).items()})
         self._ended = (terminated + truncated) > 0.0
         return base.environment_step(
             self._joined(observations),
@@ -125,7 +125,7 @@ class OneByOne(base.Environment):
             terminated > 0.0,
             truncated > 0.0,
             first,
-            _merged(infos),
+            merged(infos),
         )
 
     def render(self) -> np.ndarray:
@@ -191,10 +191,10 @@ def vector(make: Callable[[int], VectorEnv], num_envs: int, name: str) -> base.E
         case AutoresetMode.NEXT_STEP:
             return NextStep(made)
         case AutoresetMode.SAME_STEP | AutoresetMode.DISABLED:
-            made.close()
+            close(made, name)
             return OneByOne([make(1) for _ in range(num_envs)])
     mode = made.metadata.get("autoreset_mode")
-    made.close()
+    close(made, name)
     raise ValueError(
         f"{name} has the autoreset mode {mode}: have its constructor set "
         'self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}, if it '
@@ -334,11 +334,12 @@ def _numbers(infos: dict[str, Any], num_envs: int) -> dict[str, np.ndarray]:
     }
 
 
-def _merged(infos: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Infos of E environments, each [1], by name: float64 [E], NaN where not given."""
+def merged(infos: Sequence[dict[str, float]]) -> dict[str, np.ndarray]:
+    """Returns the infos of E environments, by name: float64 [E], NaN where not given."""
     names = {name: None for info in infos for name in info}
-    missing = np.array([np.nan])
-    return {name: np.concatenate([info.get(name, missing) for info in infos]) for name in names}
+    return {
+        name: np.array([info.get(name, np.nan) for info in infos], np.float64) for name in names
+    }
 
 
 def _copied(space: gym.Space, observation: Nest) -> Nest:

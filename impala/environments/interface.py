@@ -33,6 +33,8 @@ class Conforming(gym.Wrapper):
             pass
 
     def reset(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        if kwargs.get("options") is None:  # not every reset takes them
+            kwargs.pop("options", None)
         observation, info = _checked("reset", self.env.reset(*args, **kwargs), _RESET)
         return observation, info
 

@@ -31,8 +31,8 @@ import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper
 
 from impala.environments import base
-from impala.environments.failure import EnvironmentFailed, failure_of
-from impala.environments.gymnasium import converted, number, numbers
+from impala.environments.failure import EnvironmentFailed, close, failure_of
+from impala.environments.gymnasium import converted, merged, number, numbers
 from impala.runtime.backoff import Backoff
 from impala.types import EnvironmentFault, EnvironmentStep, Nest, TimeStep
 
@@ -91,9 +91,10 @@ class Processes(base.Environment):
         max_bytes: int = 0,
         first: int = 0,
     ) -> None:
-        with contextlib.closing(make()) as example:
-            self.observation_space: gym.Space = example.observation_space
-            self.action_space: gym.Space = example.action_space
+        example = make()
+        self.observation_space: gym.Space = example.observation_space
+        self.action_space: gym.Space = example.action_space
+        close(example, name)
         self.num_envs = num_envs
         self._name = name
         self._first = first
@@ -146,7 +147,7 @@ class Processes(base.Environment):
             terminated,
             truncated,
             first,
-            _merged(infos),
+            merged(infos),
         )
         faults, self._faults = self._faults, []
         return step._replace(faults=faults)
@@ -211,7 +212,10 @@ class Processes(base.Environment):
         what = f"environment {index} of {self._name} {failure.kind}: {detail}"
         _log.warning("%s; starting it again%s", what, more)
         self._faults.append(
-            EnvironmentFault(index, failure.kind, detail[:_MAX_DETAIL], failure.where)
+            EnvironmentFault(
+                *(index, failure.kind, detail[:_MAX_DETAIL], failure.where),
+                cuts=not self._is_first[i],
+            )
         )
         if worker.failures >= _MAX_FAILURES:
             raise EnvironmentFailed(
@@ -468,17 +472,6 @@ def _safe_path() -> Iterator[None]:
         del os.environ[_SAFE_PATH]
 
 
-def _merged(infos: list[dict[str, float]]) -> dict[str, np.ndarray]:
-    """Infos by name: float64 [E], NaN where not given."""
-    merged: dict[str, np.ndarray] = {}
-    for i, info in enumerate(infos):
-        for name, value in info.items():
-            if name not in merged:
-                merged[name] = np.full(len(infos), np.nan)
-            merged[name][i] = value
-    return merged
-
-
 # What happens in a process of its own.
 
 
@@ -492,7 +485,9 @@ def _serve(task: _Task, buffer: Any, channel: socket.socket) -> None:
     faulthandler.register(signal.SIGUSR1)
     environment, method = None, "step"
     try:
-        with contextlib.closing(task.make()) as environment:
+        with contextlib.ExitStack() as stack:
+            environment = task.make()
+            stack.callback(close, environment, task.name)  # whose error would hide the first one
             player = _Player(task, environment, buffer)
             while command := channel.recv(_COMMAND.size, socket.MSG_WAITALL):
                 what, half, seed = _COMMAND.unpack(command)

@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 
 from impala.config.schema import RepeatConfig
+from impala.environments.gymnasium import number, numbers
 from impala.environments.spaces import ACTION_MASK, choices, chosen, has_action_mask
 
 
@@ -60,9 +61,10 @@ class ActionRepeat(gym.Wrapper):
             # A copy each time, since the environment may write into it.
             played = self.env.step(copy.deepcopy(action))
             observation, reward, terminated, truncated, info = played
-            total += weight * float(reward)
-            frames += int(info.get("frames", 1))
-            discount = weight * float(info.get("discount", 1.0))
+            total += weight * number(reward)
+            given = numbers(info)
+            frames += int(given.get("frames", 1))
+            discount = weight * given.get("discount", 1.0)
             weight = config.discount * discount
             if terminated or truncated or discount == 0.0 or self._forbids(observation, action):
                 break

@@ -21,6 +21,7 @@ from gymnasium.vector import VectorEnv
 
 from impala.config.schema import RepeatConfig
 from impala.environments import base, interface, text
+from impala.environments.failure import close
 from impala.environments.repeat import ActionRepeat
 from impala.parts import components
 from impala.parts.components import Allowed, described
@@ -81,7 +82,7 @@ class Source:
         try:
             self._check(made, num_envs)
         except ValueError:
-            made.close()
+            close(made, self.id)
             raise
         return made
 
@@ -116,6 +117,7 @@ class Source:
             if what == "observation" and self.kind is gym.Env:  # see `single`
                 space = text.as_numbers(space, 0)
             try:
+                _check_keys(space)
                 base.map_leaves(lambda *_: None, what, space)
             except ValueError as error:
                 raise ValueError(f"{self.id}: {error}") from None
@@ -124,6 +126,22 @@ class Source:
                 f"{self.id} was made with num_envs {num_envs}, but its num_envs is "
                 f"{getattr(made, 'num_envs', 'not set')}: have its constructor set it."
             )
+
+
+def _check_keys(space: gym.Space) -> None:
+    """Refuses keys that JSON would turn into strings, with which no value would agree."""
+    match space:
+        case gym.spaces.Dict():
+            for key, part in space.spaces.items():
+                if not isinstance(key, str):
+                    raise ValueError(
+                        f"its Dict has the key {key!r}: keys must be strings, by which checkpoints "
+                        "and messages name parts"
+                    )
+                _check_keys(part)
+        case gym.spaces.Tuple():
+            for part in space.spaces:
+                _check_keys(part)
 
 
 def find(

@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 
 from impala.environments import base
-from impala.environments.failure import EnvironmentFailed, failure_of
+from impala.environments.failure import EnvironmentFailed, close, failure_of
 from impala.environments.spaces import (
     ACTION_MASK,
     choices,
@@ -19,6 +19,7 @@ from impala.runtime.signals import exits_by_signal
 from impala.types import EnvironmentStep, Nest, StepType, TimeStep
 
 _FIRST_STEPS = 100  # in which observations are compared with the limits of their space
+_IMAGE = "an image is uint8 [height, width, 3]"
 
 
 class Checked(base.Environment):
@@ -91,18 +92,18 @@ class Checked(base.Environment):
         Raises:
           ValueError: if it is not an image.
         """
-        image = self._environment.render()
+        image: Any = self._environment.render()
+        if not isinstance(image, np.ndarray):
+            raise ValueError(f"{self._name} shows {image!r:.100}; {_IMAGE}")
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            raise ValueError(
-                f"{self._name} shows {image.dtype} {list(image.shape)}; an image is uint8 [height, "
-                "width, 3]"
-            )
+            raise ValueError(f"{self._name} shows {image.dtype} {list(image.shape)}; {_IMAGE}")
         return image
 
     def close(self) -> None:
+        """As `Environment.close`; an error of the environment is only logged."""
         if self._state != "closed":
             self._state = "closed"
-            self._environment.close()
+            close(self._environment, self._name)
 
     def _expect(self, state: str, rule: str) -> None:
         if self._state != state:

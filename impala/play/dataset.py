@@ -73,12 +73,12 @@ def record(player: Player, name: str, episodes: int, greedy: bool, seed: int) ->
                 rewards.append(float(reward))
                 discounts.append(0.0 if end[0] else float(info["discount"]))
                 ends.append([end[0], end[1] or len(rewards) == most])
-            if environment.faults:
+            if faults := [fault for fault in environment.faults if fault.cuts]:
                 cut_off += 1
                 if cut_off > episodes:
                     raise ValueError(
                         f"The environment has failed in {cut_off} episodes, which are not stored: "
-                        f"{environment.faults[-1].detail}"
+                        f"{faults[-1].detail}"
                     )
                 continue
             terminations, truncations = (list(each) for each in zip(*ends, strict=True))

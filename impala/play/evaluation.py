@@ -128,7 +128,7 @@ class FirstEpisodes:
 
     def add(self, step: EnvironmentStep) -> None:
         """Adds a step of all environments; the reset is none."""
-        failed = {fault.environment for fault in step.faults}
+        failed = {fault.environment for fault in step.faults if fault.cuts}
         for e, steps in enumerate(self.steps):
             step_type = step.timestep.step_type[e]
             if self._ended[e] or step_type == StepType.FIRST:
@@ -190,7 +190,7 @@ def play_episodes(
     for count, step in enumerate(steps):
         if first is not None:
             first.add(step)
-        faults = {fault.environment: fault for fault in step.faults}
+        faults = {fault.environment: fault for fault in step.faults if fault.cuts}
         for e, episode in statistics.update(step):
             if len(finished[e]) == quota[e]:
                 continue
