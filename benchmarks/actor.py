@@ -39,8 +39,18 @@ def measure(config: Config, options: Options) -> dict[str, float]:
     * inference: choosing actions;
     * wire: making messages, and all threads but the main one;
     * assembling: the rest of the unroll loop.
+
+    Raises:
+      SystemExit: environments of the preset step in threads of their own.
     """
     config = presets.PRESETS[options.preset][1]
+    if config.environment.id.startswith("ALE/"):
+        raise SystemExit(
+            f"benchmarks: actor counts the time of an environment in the main thread, but that of "
+            f"the preset {options.preset}, {config.environment.id}, steps in threads of its own. "
+            "Use a preset without Atari, such as --preset cartpole; make bench ARGS=training "
+            "measures Atari."
+        )
     process.bound_numpy_threads()
     process.load_tensorflow(use_gpus=False)
     from actors import actor, run

@@ -80,7 +80,7 @@ def measure(config: configs.Config, options: Options) -> dict[str, float]:
             Disk(pathlib.Path(directory), "benchmark"),
             "reservoir",
             capacity_frames=10**9,
-            memory=2**30,
+            memory=0,  # so that what is drawn is read from the disk
         )
         stack.callback(replay.close)
         start = time.perf_counter()

@@ -43,7 +43,7 @@ def measure(config: Config, options: setting.Options) -> dict[str, float]:
         command = [
             *(sys.executable, "-m", "impala", "train", "atari"),
             *("--logdir", str(logdir), "--total-frames", "1000000000", "--evaluate", "no"),
-            *("--num-actors", str(os.cpu_count()), "--config", str(file)),
+            *("--num-actors", str(len(os.sched_getaffinity(0))), "--config", str(file)),
         ]
         with open(pathlib.Path(name) / "log", "wb+") as log:
             training = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)

@@ -5,8 +5,10 @@ hold raw data; means and intervals are computed where they are shown.
 """
 
 import dataclasses
+import fcntl
 import gzip
 import json
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -123,17 +125,25 @@ def load(path: pathlib.Path) -> list[Record]:
 
 def save(path: pathlib.Path, records: Sequence[Record]) -> None:
     """Writes records to a file, the same bytes for the same records."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(dataclasses.asdict(each), ensure_ascii=False) for each in records]
     atomic.write(path, gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0))
 
 
 def add(root: pathlib.Path, record: Record) -> None:
-    """Adds a record to its experiment's file; one of the same arm and seed is replaced."""
+    """Adds a record to its experiment's file; one of the same arm and seed is replaced.
+
+    Whoever adds at the same time waits, so that no record is lost.
+    """
     path = path_of(root, record.experiment)
-    found = {(x.arm, x.seed): x for x in (load(path) if path.exists() else [])}
-    found[record.arm, record.seed] = record
-    save(path, [found[key] for key in sorted(found)])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # until it is closed
+        found = {(x.arm, x.seed): x for x in (load(path) if path.exists() else [])}
+        found[record.arm, record.seed] = record
+        save(path, [found[key] for key in sorted(found)])
+    finally:
+        os.close(folder)
 
 
 def rounded(number: float) -> float:

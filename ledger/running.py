@@ -29,7 +29,11 @@ from ledger import records
 from ledger.experiments import Experiment
 from ledger.records import Evaluation, Record
 
-LEARNING = ("vtrace", "impala/algorithms", "impala/agents", "learner/update", "learner/data")
+LEARNING = (
+    *("vtrace", "impala/algorithms", "impala/agents", "learner/update", "learner/data"),
+    *("actors", "impala/acting.py", "impala/environments", "impala/schedule", "impala/parts"),
+    "impala/config/presets.py",
+)
 """Where a change may change results."""
 _POINTS = 100  # of a recorded training curve
 _WAKE_SECONDS = 0.2
@@ -60,8 +64,8 @@ def run(
       seeds: instead of the experiment's own.
 
     Raises:
-      RunError: the source tree differs from its commit, an arm is unknown, a run fails or was
-        begun with other code.
+      RunError: the source tree differs from its commit, an arm is unknown or has records with
+        other settings, a run fails or was begun with other code.
       RecordError: a seed is not for reporting, or a record is damaged.
       Stopped: by a signal.
     """
@@ -79,10 +83,33 @@ def run(
             if seed in [record.seed for record in measured]:
                 print(f"{name}: recorded already", flush=True)
                 continue
+            _check_alike(settings([*experiment.arms[arm], "--seed", str(seed)]), measured)
             print(f"{name}: running", flush=True)
             record = _Run(experiment, arm, seed, root, work, end).record()
             records.add(root, record)
             print(f"{name}: {record.frames:,} frames in {record.seconds:.0f} s", flush=True)
+
+
+def _check_alike(config: Config, measured: Sequence[Record]) -> None:
+    """Checks that a further seed of an arm has the settings of its records.
+
+    Raises:
+      RunError: a setting that both have, and that changes what is played or learned, differs.
+    """
+    for record in measured:
+        differing = [
+            each
+            for each in values.differences(record.settings, values.to_dict(config))
+            if (path := each.partition(":")[0]) != "seed"
+            and not values.is_operational(type(config), path)
+        ]
+        if differing:
+            raise RunError(
+                f"{record.experiment}, {record.arm}: seed {record.seed} was recorded with other "
+                f"settings than seed {config.seed} would have now ({'; '.join(differing)}). Run it "
+                f"from commit {record.commit[:7]}, or delete the arm's records and run all of its "
+                "seeds anew."
+            )
 
 
 def settings(arguments: Sequence[str]) -> Config:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from statistics import fmean
 from typing import Any
 
@@ -165,6 +166,15 @@ def test_a_cut_file_is_an_error_that_names_it(tree: pathlib.Path) -> None:
         records.read(tree)
 
 
+def test_records_that_are_added_at_the_same_time_are_all_kept(tree: pathlib.Path) -> None:
+    first = _record(tree)
+    seeds = range(101, 141)
+    with futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda s: records.add(tree, dataclasses.replace(first, seed=s)), seeds))
+    measured = records.read(tree)["catch", "catch"]
+    assert [record.seed for record in measured] == list(seeds)
+
+
 @pytest.mark.parametrize(
     "arms",
     [pytest.param(1, id="first arms"), pytest.param(None, id="all arms", marks=pytest.mark.slow)],
@@ -225,15 +235,37 @@ def _commit(root: pathlib.Path) -> str:
 
 
 def test_commits_that_change_learning_are_counted(tmp_path: pathlib.Path) -> None:
-    for path in ("learner/data/mix.py", "vtrace/vtrace.py"):
-        (tmp_path / path).parent.mkdir(parents=True)
+    counted = (
+        *("learner/data/mix.py", "vtrace/vtrace.py", "actors/actor.py", "impala/acting.py"),
+        *("impala/environments/catch.py", "impala/schedule/tasks.py", "impala/parts/build.py"),
+        "impala/config/presets.py",
+    )
+    for path in counted:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("1\n")
     first = _commit(tmp_path)
-    for path in ("learner/data/mix.py", "vtrace/vtrace.py", "README.md"):
+    for path in (*counted, "README.md"):
         (tmp_path / path).write_text("2\n")
         _commit(tmp_path)
-    assert running.commits_since(tmp_path, first) == 2
+    assert running.commits_since(tmp_path, first) == len(counted)
     assert running.commits_since(tmp_path, "0" * 40) is None
+
+
+def test_a_seed_does_not_join_seeds_of_other_settings(tree: pathlib.Path) -> None:
+    def run_one_more(**changes: Any) -> None:
+        before = _record(tree).settings
+        _record(tree, settings=before | {name: before[name] | x for name, x in changes.items()})
+        running.run(EXPERIMENTS["catch"], tree, tree / "work", seeds=[102])
+
+    said = (
+        r"catch, catch: seed 101 .* seed 102 .*\(optimiser\.learning_rate: 0\.5 -> 0\.002\)\. "
+        r"Run it from commit 0123456, or delete the arm's records"
+    )
+    with pytest.raises(running.RunError, match=said):
+        run_one_more(optimiser={"learning_rate": 0.5}, learner={"threads": 9})
+    # Operational ones may differ, and those of another version: the run begins.
+    with pytest.raises(running.RunError, match="git status"):  # which this tree has not
+        run_one_more(optimiser={"gone": 1}, learner={"threads": 9})
 
 
 TINY = """

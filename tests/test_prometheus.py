@@ -74,6 +74,19 @@ def test_a_row_becomes_metrics() -> None:
     assert samples['impala_rpc_seconds_count{method="Join"}'] == 2
 
 
+def test_an_evaluation_is_served_until_there_is_a_newer_one() -> None:
+    """A row lasts for seconds: less than the time between scrapes."""
+    name = 'impala_scalar{name="evaluation/Catch/return"}'
+    with closing(Prometheus("127.0.0.1:0")) as exporter:
+        for row in ({"evaluation/Catch/return": 1.0, "loss/total": 0.5}, {"frames": 9.0}):
+            exporter.write(row)
+        samples = scrape(exporter.address)
+        assert samples[name] == 1.0
+        assert 'impala_scalar{name="loss/total"}' not in samples
+        exporter.write({"evaluation/Catch/return": 2.0})
+        assert scrape(exporter.address)[name] == 2.0
+
+
 def test_rejection_counters_are_0_before_the_first_message() -> None:
     """An alert sees the first ones only from there. Before the first row nothing is known."""
     name = "impala_messages_rejected_total"

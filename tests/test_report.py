@@ -145,6 +145,28 @@ def test_runs_are_compared_by_one_measure(tmp_path: pathlib.Path) -> None:
     assert alone.what.startswith("return")
 
 
+def test_speed_and_waits_are_means_over_time_also_if_batches_are_rarer_than_rows(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Given a batch of 640 frames every 20 seconds, the third in the last row, and rows every 5."""
+    logdir = run(tmp_path / "run", [1.0])
+    idle = {"row_seconds": 5.0, "speed/frames_per_second": 0.0, "learner/wait_share": 1.0}
+    learned = {"row_seconds": 5.0, "speed/frames_per_second": 128.0, "learner/wait_share": 0.92}
+    rows = [
+        {"frames": 640 * (i // 4), "seconds": 20 * (i // 4), **(idle if i % 4 else learned)}
+        for i in range(1, 13)
+    ]
+    (logdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = runs.read(logdir)
+    page = report.page(runs.grouped([made]), None)
+    assert "<td>32</td><td>98%</td>" in page
+    for metric, mean in (("speed/frames_per_second", 32.0), ("learner/wait_share", 0.98)):
+        curve = report._series(made, metric)
+        assert curve is not None
+        assert curve.x.tolist() == [640, 1280, 1920]
+        assert curve.y == pytest.approx([mean] * 3)
+
+
 def test_faults_of_starts_are_added_up(tmp_path: pathlib.Path) -> None:
     """Given a start that ended before it had received as much as the next one's first row tells."""
     logdir = run(tmp_path / "run", [1.0])

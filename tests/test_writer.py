@@ -342,6 +342,7 @@ def test_intervals_merged_are_as_if_gathered_at_once() -> None:
     (row, histograms), (expected, all_at_once) = merged.row(), whole.row()
     assert row == pytest.approx(expected)
     assert row["speed/frames_per_second"] == 100.0
+    assert row["row_seconds"] == 5.0
     assert {name: np.sort(values).tolist() for name, values in histograms.items()} == {
         name: np.sort(values).tolist() for name, values in all_at_once.items()
     }

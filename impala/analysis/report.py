@@ -325,20 +325,36 @@ def _newest(run: Run, metric: str) -> float:
 
 
 def _series(run: Run, metric: str) -> Curve | None:
-    """Returns a scalar over frames; None: no row has it."""
-    of_run = [(row["frames"], row[metric]) for row in run.rows if metric in row]
-    return curves.ascending(*np.array(of_run, np.float64).T) if of_run else None
+    """Returns a scalar over frames: each time they grew, its mean since the last time.
+
+    None: no row has it, or frames never grew.
+    """
+    frames, numbers, seconds = _timed(run, metric)
+    ends = np.flatnonzero(np.diff(frames, prepend=0.0))
+    if not ends.size:
+        return None
+    starts = np.append(0, ends[:-1] + 1)  # the rows since are without new frames
+    means = np.add.reduceat(numbers * seconds, starts) / np.add.reduceat(seconds, starts)
+    return curves.ascending(frames[ends], means)
 
 
 def _mean(run: Run, metric: str) -> float:
     """Returns the mean of a scalar over the time of its rows."""
-    seconds = np.diff([row["seconds"] for row in run.rows], prepend=0.0).clip(min=0.0)
-    pairs = zip(run.rows, seconds, strict=True)
-    of_run = [(row[metric], weight) for row, weight in pairs if metric in row and weight > 0]
-    if not of_run:
-        return np.nan
-    numbers, weights = np.array(of_run).T
-    return float(np.average(numbers, weights=weights))
+    _, numbers, seconds = _timed(run, metric)
+    return float(np.average(numbers, weights=seconds)) if numbers.size else np.nan
+
+
+def _timed(run: Run, metric: str) -> np.ndarray:
+    """Returns frames, a scalar and the seconds of the rows that have it: [3, N]."""
+    # Rows of older versions do not tell their time: the time of training grows only with frames.
+    grown = np.diff([row["seconds"] for row in run.rows], prepend=0.0)
+    of_run = [
+        (row["frames"], row[metric], row.get("row_seconds", more))
+        for row, more in zip(run.rows, grown, strict=True)
+        if metric in row
+    ]
+    timed = np.array(of_run, np.float64).reshape(-1, 3)
+    return timed[timed[:, 2] > 0].T
 
 
 def _count(run: Run, metric: str) -> float:

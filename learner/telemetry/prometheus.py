@@ -160,6 +160,7 @@ SCALARS = tuple(
 # What a row does not name is 0: of a counter that begins above 0, no increase can be seen.
 _ZEROS: Row = {f"messages/rejected/{reason}": 0 for reason in REASONS.values()}
 _OF_ONE_ACTOR = "worker/"  # begins the names of scalars that are left out
+_OF_EVALUATIONS = "evaluation/"
 
 _UPDATES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
@@ -190,7 +191,7 @@ DISTRIBUTIONS = (
 
 
 class Prometheus(Sink, Collector):
-    """Serves the newest row over HTTP, in Prometheus' text format."""
+    """Serves the newest row and evaluations over HTTP, in Prometheus' text format."""
 
     def __init__(self, listen: str) -> None:
         """Binds the address.
@@ -217,8 +218,10 @@ class Prometheus(Sink, Collector):
         self.address = self._exporter.address
 
     def write(self, row: Row) -> None:
-        """Serves this row from now on."""
-        self._row = _ZEROS | row
+        """Serves this row from now on, and evaluations until there are newer ones."""
+        # One row alone has an evaluation, and may be over before it is scraped.
+        kept = {name: x for name, x in self._row.items() if name.startswith(_OF_EVALUATIONS)}
+        self._row = kept | _ZEROS | row
 
     def write_histograms(self, histograms: Histograms, frames: float) -> None:
         """Adds numbers to the served distributions."""

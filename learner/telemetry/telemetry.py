@@ -256,6 +256,7 @@ class Interval:
             "updates": counters.updates,
             "unrolls": counters.unrolls,
             "seconds": counters.seconds,
+            "row_seconds": self.seconds,
             "speed/frames_per_second": (counters.frames - base.frames) / elapsed,
             "speed/steps_per_second": (counters.steps - base.steps) / elapsed,
             "speed/updates_per_second": (counters.updates - base.updates) / elapsed,
