@@ -4,6 +4,7 @@ The caller joins, sends unrolls, and reads the newest parameters, which never wa
 One thread maintains the session (join, stream, receipts), another pulls parameters.
 """
 
+import contextlib
 import logging
 import os
 import secrets
@@ -23,13 +24,22 @@ from impala.types import ActorUnrolls, Parameters
 from protos.impala.v1 import learner_pb2 as pb
 
 RETRY_POLL_SECONDS = 0.05
+_FIRST_PID_SPACE = 0xEFFFFFFC  # inode of the host's own PID namespace
 
 _log = logging.getLogger(__name__)
 
 
 def actor_name(index: int) -> str:
-    """Returns a name that is unique in a fleet: host, process id and index."""
-    return f"{socket.gethostname()}-{os.getpid()}-{index}"
+    """Returns a name that is unique in a fleet: host, process id and index.
+
+    In a container the number of its PID namespace is put before the process id: containers may
+    share their host's name, and each has a process 1.
+    """
+    space = _FIRST_PID_SPACE
+    with contextlib.suppress(OSError):  # no Linux, or no /proc
+        space = os.stat("/proc/self/ns/pid").st_ino
+    process = f"{os.getpid()}" if space == _FIRST_PID_SPACE else f"{space}-{os.getpid()}"
+    return f"{socket.gethostname()}-{process}-{index}"
 
 
 def new_incarnation() -> int:

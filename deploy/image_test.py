@@ -3,15 +3,15 @@
 `make image-test`, as root on Debian: buildah builds the targets of deploy/Containerfile; podman
 runs a learner, two actors and an evaluator as specified by their manifests (user, read-only root,
 no capabilities, limits, volumes, arguments), until Catch is learned. Then it checks the limits that
-the kernel enforces, probes their health, and ends them with SIGTERM. The output is for
-docs/results/images.md. Everything it made is removed at the end, except the Debian packages of the
-tools. It temporarily needs some 20 GB of disk, and downloads the GPU libraries, which takes
-longest.
+the kernel enforces, and ends them with SIGTERM. The output is for docs/results/images.md.
+Everything it made is removed at the end, except the Debian packages of the tools. It temporarily
+needs some 20 GB of disk, and downloads the GPU libraries, which takes longest.
 
 Differences from a cluster: the learner runs from its own image, although the overlay has one image
 for all, so that both are tested. Unless `--base` names the official Python image, which must come
 from a registry, Debian's own Python replaces it. A pod's network reaches the learner and nothing
-else. Nothing restarts: a container that ends by itself is a failure.
+else. A container's first process is the program, also where a pod would have its own. Nothing
+restarts: a container that ends by itself is a failure.
 """
 
 import argparse
@@ -199,7 +199,6 @@ def workshop(keep: pathlib.Path | None) -> Iterator[tuple[pathlib.Path, pathlib.
             "CONTAINERS_STORAGE_CONF": str(state / "storage.conf"),
             "CONTAINERS_CONF": str(state / "containers.conf"),
             "BUILDAH_ISOLATION": "chroot",
-            "DISABLE_HC_SYSTEMD": "true",  # health is asked for when it is wanted
         }
         yield place, state
 
@@ -284,7 +283,6 @@ def build(image: str, target: str, base: str, volumes: Sequence[str]) -> None:
     """Builds a target of the Containerfile."""
     call(
         *("buildah", "build", "--layers", "--pull=false", "--network=host"),
-        "--format=docker",  # the other format has no health checks
         *volumes,
         *("--build-arg", f"PYTHON_IMAGE={base}"),
         *("--file", ROOT / "deploy" / "Containerfile", "--target", target, "--tag", image),
@@ -488,16 +486,6 @@ def confinement_complaints(container: Container) -> list[str]:
     ]
 
 
-def is_healthy(container: Container) -> bool:
-    """Returns whether the image's health check passes, with retries."""
-    try:
-        check = ("podman", "healthcheck", "run", container.name)
-        wait_for("health", lambda: succeeds(*check), 60.0)
-    except Failure:
-        return False
-    return True
-
-
 def outcome(learner: Container, clients: Sequence[Container]) -> tuple[str, list[str]]:
     """Returns a sentence about the run's result for the report; and complaints."""
     complaints = []
@@ -604,8 +592,6 @@ def run_all(
         rows = []
         for container in reversed(containers):  # the learner last
             complaints += confinement_complaints(container)
-            if not (healthy := is_healthy(container)):
-                complaints.append(f"{container.name}: its health check fails")
             peak = int(process_of(container)[1]["VmHWM"][0]) / 1024  # of kB
             ended, code = stop(container)
             if code != "0":
@@ -613,16 +599,15 @@ def run_all(
             rows.append(
                 f"| {container.name} | {peak:,.0f} MiB "
                 f"of {container.own['resources']['limits']['memory']} "
-                f"| {'passes' if healthy else 'fails'} | {code} "
-                f"| {ended:.1f} s of {container.spec['terminationGracePeriodSeconds']} s |"
+                f"| {code} | {ended:.1f} s of {container.spec['terminationGracePeriodSeconds']} s |"
             )
         if complaints:
             show_logs(containers)
     return [
         f"Training ended {seconds:.0f} s after the first container was started. {sentence}",
         "",
-        "| container | memory at most | health check | status on SIGTERM | after |",
-        "|---|---|---|---|---|",
+        "| container | memory at most | status on SIGTERM | after |",
+        "|---|---|---|---|",
         *reversed(rows),
     ], complaints
 

@@ -1,9 +1,11 @@
 """The client against a real gRPC learner that comes, goes, refuses, rejects and finishes."""
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from scripted import Counter, Script, check_episodes, check_group
 
 from actors.actor import Actor
 from actors.channel import StatusClient
-from actors.client import LearnerClient
+from actors.client import LearnerClient, actor_name
 from actors.connection import RunFinished, Stopped
 from actors.evaluator import EvaluatorClient
 from actors.policy import Compiled
@@ -69,6 +71,22 @@ def unrolls(number: int = 0, num_envs: int = 2) -> ActorUnrolls:
         incarnation=5,
         episodes=[Episode(1.5, 3, 12, {"lives": 2.0})],
     )
+
+
+def test_names_differ_where_containers_share_the_name_of_their_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def named(space: int | None) -> str:
+        def stat(path: str) -> SimpleNamespace:
+            if space is None:
+                raise FileNotFoundError(path)
+            return SimpleNamespace(st_ino=space)
+
+        monkeypatch.setattr("actors.client.os", SimpleNamespace(getpid=lambda: 1, stat=stat))
+        return actor_name(2).removeprefix(socket.gethostname())
+
+    assert (named(41), named(42)) == ("-41-1-2", "-42-1-2")
+    assert named(0xEFFFFFFC) == named(None) == "-1-2"  # no container; no Linux
 
 
 def raises_within(

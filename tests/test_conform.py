@@ -22,9 +22,13 @@ from impala.conform.learner import Learner, Run, serving
 PYTHON = node.HOME.parent / "python"
 
 
+def _actor(*words: object) -> str:
+    return shlex.join([*map(str, words), "--learner", "{address}"])
+
+
 def _client(script: pathlib.Path, way: str) -> str:
     path = f"{PYTHON.parents[1]}:{PYTHON}"
-    return f"env PYTHONPATH={path} {sys.executable} {script} --learner {{address}} --act {way}"
+    return _actor("env", f"PYTHONPATH={path}", sys.executable, script, "--act", way)
 
 
 def _passes(preset: str, actor: str) -> None:
@@ -38,7 +42,7 @@ def _passes(preset: str, actor: str) -> None:
 
 
 def test_the_actor_in_node_passes() -> None:
-    _passes("catch", f"{node.needed()} {node.HOME / 'actor.js'} --learner {{address}}")
+    _passes("catch", _actor(node.needed(), node.HOME / "actor.js"))
 
 
 @pytest.mark.slow
@@ -51,7 +55,7 @@ def test_the_actor_in_python_passes(preset: str, way: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["catch", "pendulum"])
 def test_our_own_actor_passes(preset: str) -> None:
-    _passes(preset, f"{sys.executable} -m impala actor --learner {{address}}")
+    _passes(preset, _actor(sys.executable, "-m", "impala", "actor"))
 
 
 def _rows(actor: str, only: tuple[str, ...]) -> dict[str, Row]:

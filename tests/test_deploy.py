@@ -198,6 +198,10 @@ MISTAKES = {
         *("base/evaluator.yaml", "readOnlyRootFilesystem: true", "readOnlyRootFilesystem: false"),
         *("local", "house", "may write to its image"),
     ),
+    "an actor that is its pod's first process": Mistake(
+        *("base/actor.yaml", "shareProcessNamespace: true", "shareProcessNamespace: false"),
+        *("local", "house", "has nobody to reap"),
+    ),
     "another version of the image": Mistake(
         *("base/kustomization.yaml", "newTag: ", "newTag: 9."),
         *("gpu", "image", "runs impala-learner:9."),

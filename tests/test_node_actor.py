@@ -9,6 +9,7 @@ import pathlib
 import node
 import numpy as np
 import services
+from fake_learner import FakeLearner
 
 import impala
 
@@ -44,6 +45,14 @@ def greedy_return(logdir: pathlib.Path, episodes: int, steps: int) -> float:
 def test_it_trains_catch_as_the_only_actor(tmp_path: pathlib.Path) -> None:
     _trained(tmp_path / "run", "catch", "--total-frames", 200_000)
     assert greedy_return(tmp_path / "run", episodes=200, steps=9) >= 0.99
+
+
+def test_it_stops_where_a_run_that_it_could_not_play_has_finished(tmp_path: pathlib.Path) -> None:
+    settings = {"needs": ["environment.unknown"], "tasks": [{}, {}], "actor": {"num_envs": 1}}
+    with FakeLearner(settings=settings) as learner:
+        learner.finished = True
+        with node.actor(learner.address, tmp_path / "run") as playing:
+            assert services.end_of(playing) == 0, node.log(tmp_path / "run")
 
 
 def test_its_lock_file_names_no_place_to_download_from() -> None:

@@ -115,8 +115,11 @@ class Actor {
       const done = (error, joined) => (error ? reject(interrupted(error)) : resolve(joined));
       this.client.Join(request, { deadline: Date.now() + 10_000 }, done);
     });
-    const { major } = reply.protocol, { needs, tasks, actor } = JSON.parse(reply.settings);
+    const { finished, protocol: { major } } = reply;
     if (major !== PROTOCOL.major) throw new Error(`The learner speaks protocol ${major}, this actor ${PROTOCOL.major}.`);
+    this.finished = finished;
+    if (finished) return;
+    const { needs, tasks, actor } = JSON.parse(reply.settings);
     const unknown = needs.filter((setting) => !KNOWN.test(setting));
     if (unknown.length || tasks.length !== 1 || reply.needs_permits) {
       throw new Error(`The learner has ${tasks.length} tasks, permits or ${unknown}, which this actor does not know.`);
@@ -134,7 +137,6 @@ class Actor {
     }
     const numEnvs = Math.min(this.numEnvs ?? Number(actor.num_envs), reply.limits.num_envs);
     if (this.group?.numEnvs !== numEnvs) this.group = new Group(reply, numEnvs);
-    this.finished = reply.finished;
   }
 
   // Plays one unroll of each environment, in which the learner acts. Returns the message, or null at the end.

@@ -1,7 +1,6 @@
 """Checks the Containerfile against the version, the pods and the repository."""
 
 import functools
-import json
 import re
 
 from deploy.lint.objects import DEPLOY, ROOT, pods_of, render
@@ -29,7 +28,7 @@ def image_environment() -> dict[str, str]:
 
 @functools.cache
 def containerfile_complaints(text: str) -> list[str]:
-    """Returns complaints that a linter cannot have: versions, users, ports and sources."""
+    """Returns complaints that a linter cannot have: versions, users and sources."""
     found = []
     (version,) = re.findall(r"^ARG VERSION=(\S+)$", text, re.MULTILINE)
     if version != VERSION:
@@ -57,13 +56,4 @@ def containerfile_complaints(text: str) -> list[str]:
     if (ROOT / ".dockerignore").resolve() != (ROOT / ".containerignore").resolve():
         found.append(".dockerignore, which docker reads, is no link to .containerignore")
     found += [f"there is no {source} to copy" for source in copied if not (ROOT / source).exists()]
-    checks = re.findall(r"^HEALTHCHECK .* CMD (\[.*\])$", text, re.MULTILINE)
-    ports = [port for pod in pods for port in pod.ports.values()]
-    for check in map(json.loads, checks):
-        compile(check[-1], "HEALTHCHECK", "exec")
-        (port,) = re.findall(r"127\.0\.0\.1:(\d+)", check[-1])
-        if int(port) not in ports:
-            found.append(f"a health check asks port {port}, the pods have {sorted(ports)}")
-    if len(checks) != len(IMAGES):
-        found.append(f"there are {len(checks)} health checks for {len(IMAGES)} images")
     return found

@@ -104,6 +104,8 @@ def house_complaints(objects: Sequence[Object]) -> list[str]:
         for name, value in image_environment().items():
             if value.startswith("/tmp") and "/tmp" not in mounts:
                 found.append(f"{pod.name}: {name} is {value}, which cannot be written")
+        if pod.words[1] == "actor" and not pod.spec.get("shareProcessNamespace"):
+            found.append(f"{pod.name} has nobody to reap what environments leave behind")
         if pod.spec["terminationGracePeriodSeconds"] < grace_seconds(pod):
             found.append(f"{pod.name} may be killed before it has drained")
     return found
