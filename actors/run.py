@@ -12,13 +12,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from actors.hang import HangWatch
 from impala.config.values import OptionError
 from impala.parts.components import Allowed, where_raised
 from impala.runtime import process
 from impala.runtime.credentials import Role
 from impala.runtime.exporter import Exporter
 from impala.runtime.failures import Failure, note
+from impala.runtime.hang import HangWatch
 from impala.runtime.security import ClientSecurity
 from impala.runtime.signals import EndRequest
 from impala.runtime.supervisor import REPEATS

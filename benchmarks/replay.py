@@ -68,7 +68,7 @@ def measure(config: configs.Config, options: Options) -> dict[str, float]:
     layout = Layout(spec)
     unrolls = list(_recorded(config, agent, spaces))
     arrivals = [
-        Arrival(unroll, "recorded", 1, number, 0, 0, [], 0.0, 0.0, 0.0)
+        Arrival(unroll, "recorded", 1, number, 0, 0, [], 0.0, 0.0)
         for number, unroll in enumerate(unrolls)
     ]
     learner = Learner(
@@ -80,7 +80,7 @@ def measure(config: configs.Config, options: Options) -> dict[str, float]:
             Disk(pathlib.Path(directory), "benchmark"),
             "reservoir",
             capacity_frames=10**9,
-            memory=0,  # so that what is drawn is read from the disk
+            memory=0,
         )
         stack.callback(replay.close)
         start = time.perf_counter()
@@ -89,6 +89,7 @@ def measure(config: configs.Config, options: Options) -> dict[str, float]:
             if len(replay) >= _UNROLLS:
                 break
         add_seconds = (time.perf_counter() - start) / len(replay)
+        replay.commit()  # what is drawn from now on is read from the disk
         target = layout.empty(8)
         start = time.perf_counter()
         for _ in range(200):

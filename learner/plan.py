@@ -1,6 +1,6 @@
 """Builds a run's plan from its configuration: tasks, spaces, phases and the spec of an unroll."""
 
-import faulthandler
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from impala.logdir.checkpoint import Checkpoint
 from impala.parts import build, checks, sections
 from impala.parts.components import ALGORITHM, OPTIMISER
 from impala.play import teachers
+from impala.runtime.hang import HangWatch
 from impala.schedule import tasks
 from impala.schedule.phases import words
 from impala.schedule.tasks import Schedule, Task
@@ -55,7 +56,10 @@ def acting_step(config: Config, spaces: Spaces) -> CompiledStep:
 
 
 def make_plan(
-    config: Config, replicas: Replicas = _ALONE, found: Sequence[Checkpoint] | None = None
+    config: Config,
+    replicas: Replicas = _ALONE,
+    found: Sequence[Checkpoint] | None = None,
+    may_exit: bool = False,
 ) -> Plan:
     """Returns the plan of a run. Makes the agent, and every environment once.
 
@@ -63,6 +67,8 @@ def make_plan(
       config: the run's configuration.
       replicas: the devices that learn.
       found: checkpoints of teachers; None: they are read.
+      may_exit: end the process if an environment hangs when it is made or closed, which no signal
+        could.
 
     Raises:
       OptionError: there is no such environment, or the agent or an algorithm does not fit it.
@@ -71,12 +77,15 @@ def make_plan(
         played = tasks.make(config.environment, config.tasks)
         schedule = Schedule(config)
         own = sections.found(config)
-        # An environment that hangs when it is made or closed would let no signal end this process.
-        faulthandler.dump_traceback_later(config.actor.hang_seconds * len(played), exit=True)
-        try:
+        with contextlib.ExitStack() as stack:
+            if may_exit:
+                hang = HangWatch(
+                    config.actor.hang_seconds * len(played),
+                    "look at the environments",
+                    "actor.hang_seconds times tasks",
+                )
+                stack.enter_context(stack.enter_context(hang).watched())
             spaces = build.spaces(played, own, numbered=config.agent.popart)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
         with replicas.scope():
             agent = build.agent(config.agent, *spaces, seed=config.seed, own=own)
             found = teachers.read(config) if found is None else found

@@ -100,7 +100,7 @@ class Options:
     security: ServerSecurity = dataclasses.field(default_factory=ServerSecurity)
     """Which credentials callers need, and the server's own."""
     health_listen: str | None = None
-    """HOST:PORT where only health is served, in plain text."""
+    """HOST:PORT of the health service, in plain text; None: it is not served."""
     metrics_listen: str | None = None
     """HOST:PORT where Prometheus metrics are served."""
     rows_to_log: bool = False
@@ -158,7 +158,7 @@ def learn(config: Config, options: Options, stop: EndRequest) -> int:
         group = closing.enter_context(joined)
         taught = _teachers(config, options, group)
         # May raise an OSError that does not concern the log directory.
-        plan = make_plan(config, group.replicas, taught)
+        plan = make_plan(config, group.replicas, taught, may_exit=options.play is None)
         demonstrations = _demonstrations(config, options, plan, group)
         with log_directory.opening(options.logdir):
             state = build_state(config, options, plan, group, directory, initial, closing)

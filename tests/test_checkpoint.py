@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from impala.commands import sweep
 from impala.config import values
 from impala.config.presets import PRESETS
 from impala.logdir import checkpoint
@@ -278,6 +279,8 @@ def test_a_file_system_without_locks_is_said_to_be_one(
     monkeypatch.setattr("fcntl.flock", flock)
     with pytest.raises(LogDirectoryError, match=r"not implemented.*no flock.*--logdir"):
         LogDirectory(tmp_path)
+    with pytest.raises(values.OptionError, match=r"not implemented.*no flock.*--output"):
+        sweep._locked(tmp_path)
 
 
 def test_fresh_moves_the_old_run_aside_and_deletes_nothing(tmp_path: pathlib.Path) -> None:

@@ -493,7 +493,7 @@ def test_an_action_that_is_masked_is_impossible() -> None:
     assert "6 actions are impossible by output/policy of their row" in story.last
 
 
-def test_an_epsilon_that_is_no_share_makes_no_action_possible() -> None:
+def test_an_epsilon_beyond_1_makes_no_action_possible() -> None:
     story = Story(configured("cartpole-q", **SMALL))
     for sent in story.play(3):
         policy = sent.arrays["output/policy"]

@@ -514,6 +514,10 @@ def _without_opengl() -> np.ndarray:
     raise RuntimeError("an OpenGL platform library has not been loaded")  # as MuJoCo says
 
 
+def _without_its_library() -> np.ndarray:
+    raise ImportError("Unable to load OpenGL library")  # as PyOpenGL says
+
+
 def _without_pygame() -> np.ndarray:
     raise gym.error.DependencyNotInstalled("pygame is not installed, run `pip install ...`")
 
@@ -524,6 +528,7 @@ def _without_pygame() -> np.ndarray:
         (_without_pygame, r": pygame is not installed, run `pip"),
         (gym.Env().render, r": it has no render\. Define render\(self\), which returns uint8"),
         (_without_opengl, r", as nothing draws here: an OpenGL .* loaded\. MuJoCo takes MUJOCO_GL"),
+        (_without_its_library, r", as nothing draws here: Unable to .* MuJoCo takes MUJOCO_GL"),
     ],
 )
 def test_record_says_so_if_an_environment_draws_nothing(

@@ -23,7 +23,7 @@ from impala.config.schema import (
     OptimiserConfig,
     TelemetryConfig,
 )
-from impala.logdir import checkpoint
+from impala.logdir import checkpoint, identity
 from impala.parts import build, sections
 from impala.parts.components import Allowed
 from impala.play.player import Player
@@ -161,6 +161,9 @@ class Mine(PolicyGradient):
     line = "train catch --algorithm custom_policy:Mine --mine.entropy-target 0.3"
     assert cli.main([*line.split(), "--mine.entropy-cost", "0"]) == 2
     assert "mine.entropy_target is 0.3 and mine.entropy_cost 0" in capsys.readouterr().err
+    mine = sections.compose(Config(algorithm="custom_policy:Mine"))
+    assert identity.decides_variables("mine.entropy_target", mine)
+    assert not identity.decides_variables("mine.entropy_cost", mine)
 
 
 def test_demands_that_an_algorithm_cannot_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

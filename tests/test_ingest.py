@@ -321,16 +321,17 @@ def test_the_rest_of_a_message_is_bounded_by_environments() -> None:
         assert f"at most {most} for {envs} environments" in refused.detail
 
 
-def test_numbers_by_name_are_few() -> None:
+def test_numbers_by_name_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each costs an object, which would keep the learner from others."""
+    monkeypatch.setattr("learner.data.ingest._MOST_INFO", 1000)
     many = [pb.StepInfo()] * 2000
     assert "2000 names in step_info, at most 1024" in _detail(_good(step_info=many))
     envs = messages.MAX_ENVS
-    info = {str(number): 1.0 for number in range(1100)}
+    info = {str(number): 1.0 for number in range(600)}
     episode = pb.Episode(episode_return=1, length=1, frames=4, info=info)
     arrays = messages.unroll(envs)
-    assert "1100 numbers in an episode's info" in _detail(
-        _good(num_envs=envs, arrays=arrays, episodes=[episode])
+    assert "1200 numbers in the episodes' info, at most 1000" in _detail(
+        _good(num_envs=envs, arrays=arrays, episodes=[episode] * 2)
     )
 
 

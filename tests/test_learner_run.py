@@ -3,12 +3,15 @@
 import contextlib
 import dataclasses
 import pathlib
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tree
+from services import WAIT
 
 from impala.config.schema import AgentConfig, Config, LearnerConfig, TasksConfig
 from impala.config.values import OptionError
@@ -31,7 +34,6 @@ from learner.update.checkpoints import Checkpoints, resume
 from learner.update.guard import Guard
 from learner.update.peers import Peers, Standing
 from learner.update.phases import Phases
-from learner.update.replicas import Replicas
 from learner.update.training import Iteration, Training
 
 T, B = 4, 2
@@ -132,7 +134,7 @@ def test_errors_of_own_parts_are_not_blamed_on_the_logdir(
 ) -> None:
     """Given an environment or a network whose constructor finds one of its files missing."""
 
-    def make_plan(config: Config, replicas: Replicas, found: object) -> Plan:
+    def make_plan(*_: object, **__: object) -> Plan:
         raise FileNotFoundError(2, "No such file or directory", "levels.txt")
 
     monkeypatch.setattr(run, "make_plan", make_plan)
@@ -146,7 +148,7 @@ def test_nothing_is_moved_for_a_run_that_cannot_be_made(
 ) -> None:
     """Given --fresh and an environment that no agent can play."""
 
-    def make_plan(config: Config, replicas: Replicas, found: object) -> Plan:
+    def make_plan(*_: object, **__: object) -> Plan:
         raise OptionError("no distribution is for such actions")
 
     monkeypatch.setattr(run, "make_plan", make_plan)
@@ -155,6 +157,33 @@ def test_nothing_is_moved_for_a_run_that_cannot_be_made(
     with pytest.raises(OptionError, match="such actions"):
         start(scene.logdir, fresh=True)
     assert checkpoint.exists(scene.logdir)
+
+
+_HANGS = """
+import time
+import gymnasium as gym
+
+class Hangs(gym.Env):
+    def __init__(self):
+        time.sleep(1000)
+"""
+
+
+def test_a_learner_whose_environment_hangs_ends(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "hanging.py").write_text(_HANGS)
+    words = "learner catch --environment.id hanging:Hangs --actor.hang-seconds 2 --logdir run"
+    ended = subprocess.run(
+        [sys.executable, "-m", "impala", *words.split(), "--listen", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=tmp_path,
+        timeout=WAIT,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "no look at the environments for" in ended.stdout
+    assert "actor.hang_seconds times tasks is 2" in ended.stdout
 
 
 def test_a_new_run_begins_with_nothing_of_another(

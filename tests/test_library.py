@@ -430,9 +430,11 @@ def test_training_that_fails_says_why(
         impala.train("atari-multi", tmp_path / "run", environment="Catch")
     with pytest.raises(ValueError, match="q_learning, which does not read it"):
         impala.train("cartpole-q", tmp_path / "run", impala={"entropy_cost": 0.5})
+    with pytest.raises(ValueError, match="q_learning, which does not read it"):
+        impala.train("cartpole-q", tmp_path / "run", impala=impala.ImpalaConfig())
     (tmp_path / "other/actors.log").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"actors\.log cannot be used: Is a directory"):
-        impala.train("catch", tmp_path / "other", num_actors=2)
+    with pytest.raises(ValueError, match=r"actors\.log cannot be written: Is a directory"):
+        impala.train("catch", tmp_path / "other")
     wrong: list[dict[str, Any]] = [
         *({"num_actors": number} for number in (0, 1.5, "all", True)),
         *({"evaluate": 1}, {"evaluate": "Yes"}, {"fresh": "no"}, {"change_settings": 1}),

@@ -55,7 +55,6 @@ def _arrival(sequence: int, num_envs: int, first_id: int, offset: int = 0) -> Ar
         episodes=[],
         elapsed_seconds=0.0,
         waited_seconds=0.0,
-        received=0.0,
     )
 
 

@@ -221,6 +221,9 @@ def test_errors_name_the_layer(tmp_path: pathlib.Path) -> None:
     file.write_text("learner: {threads: 4}\nseed: 1\nlearner: {checkpoint_seconds: 9}\n")
     with pytest.raises(OptionError, match=r"learner is there twice.*line 3, column 1"):
         layers.layered("catch", file, {})
+    file.write_text("base: &b {x: 1}\na: {c: &m {<<: *b, x: 2}}\ntop: {<<: *m, y: 3}\n")
+    with pytest.raises(OptionError, match="no setting 'base'"):  # it is YAML
+        layers.layered("catch", file, {})
     file.write_text("optimiser.learning_rate: 1e-3\n")
     with pytest.raises(OptionError, match=r"Nest it: optimiser: \{learning_rate: \.\.\.\}\."):
         layers.layered("catch", file, {})
@@ -307,7 +310,7 @@ def test_values_that_do_not_go_together_are_refused(data: dict[str, Any], messag
 def test_keyword_arguments_may_be_an_object() -> None:
     data: dict[str, Any] = {"environment": {"kwargs": {"size": [4, 5], "name": None}}}
     kwargs = values.from_dict(Config, data).environment.kwargs
-    assert kwargs == '{"name": null, "size": [4, 5]}'
+    assert kwargs == '{"size": [4, 5], "name": null}'
     data["environment"]["kwargs"] = {"size": {4}}
     with pytest.raises(
         OptionError, match=r"kwargs is \{'size': \{4\}\}, which is not a JSON object"

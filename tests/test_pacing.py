@@ -39,6 +39,7 @@ from learner.data.pacing import (
 from learner.data.rows import Layout
 from learner.fleet.accounts import Accounts
 from learner.fleet.refusals import InvalidRequest, UnknownActor
+from learner.service import service as service_module
 from learner.service.parameters import PublishedParameters
 from learner.service.service import LearnerService
 from protos.impala.v1 import learner_pb2 as pb
@@ -555,6 +556,28 @@ def test_the_late_end_of_a_broken_stream_lapses_nothing(monkeypatch: pytest.Monk
             monkeypatch.setattr(learner.pacing, "_clock", lambda: now + 2 * LEFT_SECONDS + 2.0)
             learner.pacing.expire()
             assert learner.pacing.making == 0  # its last stream has ended
+    finally:
+        learner.mix.close()
+
+
+def test_who_waits_for_a_permit_keeps_the_one_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given an actor that joined again, and whose old stream ends before its new one begins."""
+    learner = Learner(1, exact=False)
+    try:
+        caller = Caller(learner.service, "a")
+        with learner.service.stream() as old:
+            for _ in range(2):
+                caller.send(caller.ask(), submit=old)
+            learner.learn()
+            while caller.ask().HasField("permit"):  # the last call waits when the stream ends
+                pass
+        now = time.monotonic()
+        for calls in range(1, 4):  # each as long as one waits at most
+            seconds = calls * service_module._PERMIT_SECONDS
+            monkeypatch.setattr(learner.pacing, "_clock", lambda at=now + seconds: at)
+            learner.pacing.expire()
+            assert learner.pacing.making >= 4
+            caller.ask()
     finally:
         learner.mix.close()
 

@@ -165,6 +165,12 @@ def test_speed_and_waits_are_means_over_time_also_if_batches_are_rarer_than_rows
         assert curve is not None
         assert curve.x.tolist() == [640, 1280, 1920]
         assert curve.y == pytest.approx([mean] * 3)
+    # A resumed run goes back and waits, and waits at the end.
+    more = [{"frames": 640 * i, "seconds": 20 * i, **idle} for i in (1, 2, 2)]
+    (logdir / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in (*rows, *more)))
+    curve = report._series(runs.read(logdir), "speed/frames_per_second")
+    assert curve is not None
+    assert curve.y.max() == pytest.approx(32.0)
 
 
 def test_faults_of_starts_are_added_up(tmp_path: pathlib.Path) -> None:

@@ -94,7 +94,6 @@ def _arrival(batch: Batch, episodes: Sequence[Episode]) -> Arrival:
         *(batch.unroll, "actor-7", 5, 1, 0, 0, list(episodes)),
         elapsed_seconds=1.0,
         waited_seconds=0.0,
-        received=0.0,
         step_info={"speed": np.array([1.0, 5.0], np.float32)},
     )
 

@@ -88,6 +88,31 @@ def test_what_says_that_it_fails_alike_is_believed_the_second_time(tmp_path: pat
     assert ends == [False, True]
 
 
+def test_several_that_fail_alike_out_of_step_are_given_up() -> None:
+    """While one has just ended, the others have run for longer than the longest pause."""
+    ends = 0
+    with Supervisor(backoff=Backoff(0.01, 0.1), max_failures=sys.maxsize) as supervisor:
+        for number, seconds in enumerate((0.5, 0.8)):
+            wait = f"import sys, time; time.sleep({seconds}); sys.exit({REPEATS})"
+            supervisor.start(Program(f"actor-{number}", _python(wait), restart=True))
+        for _ in supervisor.watch():
+            ends += 1
+            if supervisor.all_keep_failing(1000) or ends == 12:
+                supervisor.stop("it is hopeless")
+    assert ends < 12
+
+
+def test_a_thread_that_compiles_holds_no_exit_up() -> None:
+    code = (
+        "import sys, threading, time; from impala.runtime import process; "
+        "threading.Thread(target=time.sleep, args=(60,), name=process.COMPILER).start(); "
+        "sys.exit(process.ended(7))"
+    )
+    began = time.monotonic()
+    assert subprocess.run(_python(code), check=False).returncode == 7
+    assert time.monotonic() - began < 30
+
+
 def test_a_program_that_cannot_be_started_now_is_started_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -183,7 +183,7 @@ const string = { type: 'string' };
 try {
   const { values } = parseArgs({ options: { learner: string, name: string, 'num-envs': string } });
   if (!values.learner) throw new Error(USAGE);
-  const { learner, name = `${hostname()}-node-${process.pid}`, 'num-envs': numEnvs } = values;
+  const { learner, name = `${hostname()}-node-${randomBytes(4).toString('hex')}`, 'num-envs': numEnvs } = values;
   await new Actor(learner, name, numEnvs && Number(numEnvs)).run();
   process.exit(0);
 } catch (error) {

@@ -6,8 +6,8 @@ python actor.py --learner 127.0.0.1:5000
 """
 
 import argparse
-import os
 import re
+import secrets
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -79,7 +79,7 @@ def main() -> int:
     """Runs the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--learner", required=True, help="HOST:PORT or unix:PATH")
-    parser.add_argument("--name", default=f"{socket.gethostname()}-python-{os.getpid()}")
+    parser.add_argument("--name", default=f"{socket.gethostname()}-python-{secrets.token_hex(4)}")
     parser.add_argument("--act", choices=WAYS, default="executable", help="who computes actions")
     parser.add_argument("--num-envs", type=int, help="default: what the learner advises")
     told = parser.parse_args()

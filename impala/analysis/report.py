@@ -330,10 +330,11 @@ def _series(run: Run, metric: str) -> Curve | None:
     None: no row has it, or frames never grew.
     """
     frames, numbers, seconds = _timed(run, metric)
-    ends = np.flatnonzero(np.diff(frames, prepend=0.0))
+    ends = np.flatnonzero(np.diff(frames, prepend=0.0) > 0.0)  # a resumed run went back in between
     if not ends.size:
         return None
     starts = np.append(0, ends[:-1] + 1)  # the rows since are without new frames
+    numbers, seconds = numbers[: ends[-1] + 1], seconds[: ends[-1] + 1]
     means = np.add.reduceat(numbers * seconds, starts) / np.add.reduceat(seconds, starts)
     return curves.ascending(frames[ends], means)
 

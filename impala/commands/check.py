@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 import pathlib
 import re
 import time
@@ -71,6 +72,9 @@ class Check(SettingsFlags):
         """Returns a command line that begins with a preset, also where an environment's id was."""
         if not argv or argv[0].startswith("-"):
             return argv
+        # A module that it is in may import TensorFlow.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        process.prefer_onednn()
         with contextlib.suppress(values.OptionError):
             layers.find_preset(argv[0])
             return argv
@@ -122,9 +126,9 @@ def _seen(command: Check, task: Task) -> _Seen:
       EnvironmentFailed: it fails twice, so it would again.
       ValueError: it cannot be made.
     """
-    from actors.hang import HangWatch
     from impala import environments
     from impala.environments.look import begins_alike, look
+    from impala.runtime.hang import HangWatch
 
     environments.check(task.environment.id)
     make = functools.partial(_make, command.settings, task)

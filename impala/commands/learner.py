@@ -33,7 +33,7 @@ class Learner(RunFlags):
     """Set by `impala train`: whether it starts an evaluator, so that --learner.snapshots auto is
     always or never. auto: as that setting says."""
     health_listen: str | None = None
-    """HOST:PORT where only gRPC health is served, in plain text, for probes without TLS."""
+    """HOST:PORT of the gRPC health service, in plain text. None: it is not served."""
     metrics_listen: str | None = None
     """HOST:PORT where Prometheus metrics are served."""
     peers: str = ""
@@ -47,7 +47,10 @@ class Learner(RunFlags):
 
 
 def learner(command: Learner) -> int:
-    """Runs the learner. Returns the exit status, or ends with it where telemetry still hangs."""
+    """Runs the learner. Returns the exit status.
+
+    Ends with it where telemetry hangs or XLA still compiles.
+    """
     if command.print_config:
         return print_config(command)
     return process.ended(_run(command))

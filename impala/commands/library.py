@@ -123,9 +123,10 @@ def train(
     base = preset(config) if isinstance(config, str) else config
     _check_names(settings)
     composed = rules.validate(layers.composed_over(base, _nested(settings)))
-    # An object has all settings of its section, given or not.
-    by_name = {name: value for name, value in settings.items() if not is_dataclass(value)}
-    given = values.flatten(_nested(by_name))
+    objects = {name: value for name, value in settings.items() if is_dataclass(value)}
+    given = values.flatten(_nested({k: v for k, v in settings.items() if k not in objects}))
+    for name, section in objects.items():  # which has all settings of its section, given or not
+        given |= {name: section, **{f"{name}.{k}": v for k, v in values.changed(section).items()}}
     rules.check_overridden(given, composed)
     rules.check_read(given, composed)
     command = Train(

@@ -111,15 +111,15 @@ def _images(
                 f"{player.task} cannot be recorded: it has no render. Define render(self), which "
                 "returns uint8 [height, width, 3]."
             ) from error
-        except (DependencyNotInstalled, ImportError, ValueError) as error:
-            raise values.OptionError(f"{player.task} cannot be recorded: {error}") from error
         except Exception as error:
-            if "OpenGL" not in str(error):
-                raise
-            raise values.OptionError(
-                f"{player.task} cannot be recorded, as nothing draws here: {error}. MuJoCo takes "
-                "MUJOCO_GL=egl with a GPU's driver, and a display otherwise."
-            ) from error
+            if "OpenGL" in str(error):
+                raise values.OptionError(
+                    f"{player.task} cannot be recorded, as nothing draws here: {error}. MuJoCo "
+                    "takes MUJOCO_GL=egl with a GPU's driver, and a display otherwise."
+                ) from error
+            if isinstance(error, DependencyNotInstalled | ImportError | ValueError):
+                raise values.OptionError(f"{player.task} cannot be recorded: {error}") from error
+            raise
         yield picture
         if step.timestep.step_type[0] == StepType.LAST or len(rewards) == command.max_frames:
             break

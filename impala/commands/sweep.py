@@ -76,12 +76,12 @@ def _locked(output: pathlib.Path) -> TextIO:
     """Makes the output, and locks it until the returned file is closed.
 
     Raises:
-      OptionError: another command has locked it, or it cannot be written.
+      OptionError: another command has locked it, or it cannot be locked or written.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
         return directory.lock(output, "impala sweep", "--output")
-    except directory.LogDirectoryBusy as error:
+    except directory.LogDirectoryError as error:
         raise OptionError(str(error)) from None
     except OSError as error:
         raise OptionError(f"{output} cannot be written: {error.strerror}.") from None

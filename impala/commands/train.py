@@ -1,6 +1,5 @@
 """`impala train`: runs a learner and its actors on this host."""
 
-import contextlib
 import dataclasses
 import importlib.util
 import logging
@@ -10,7 +9,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from impala.commands.flags import STOPPED, NumActors, RunFlags, print_config
@@ -109,8 +108,12 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
     check(command)
     logdir = preflight.log_directory(command)
     actors_log = logdir / "actors.log"
+    if not command.fresh:  # or else the learner moves it aside first
+        try:
+            open(actors_log, "ab").close()
+        except OSError as error:
+            raise OptionError(f"{actors_log} cannot be written: {error.strerror}.") from error
     with (
-        _files_named(),
         tempfile.TemporaryDirectory(
             prefix="impala-", dir=listen.temporary_directory()
         ) as temporary,
@@ -152,17 +155,6 @@ def run(command: Train, context: Supervisor, output: Callable[[str], None] | Non
                 begin()
     status, why = watch.result()
     return ended(command, status, why, logdir, supervisor.why)
-
-
-@contextlib.contextmanager
-def _files_named() -> Iterator[None]:
-    """Turns system errors on files, such as a log that cannot be written, into usage errors."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            raise
-        raise OptionError(f"{error.filename} cannot be used: {error.strerror}.") from error
 
 
 def ended(

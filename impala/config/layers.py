@@ -6,7 +6,7 @@ import difflib
 import itertools
 import json
 import pathlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import yaml
@@ -236,7 +236,8 @@ def read_yaml(file: pathlib.Path) -> Any:
 class _Loader(yaml.SafeLoader):
     """Refuses a name that is given twice, of which PyYAML would keep the last."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
@@ -244,7 +245,7 @@ class _Loader(yaml.SafeLoader):
                     problem=f"{key.value} is there twice", problem_mark=key.start_mark
                 )
             seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        return node
 
 
 def _naming_variables(environ: Mapping[str, str]) -> dict[str, Any]:

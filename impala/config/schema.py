@@ -630,9 +630,10 @@ class ActorConfig:
     """ALE threads per group; with environment.atari.frame_skip_most each game has its own."""
     hang_seconds: Annotated[float, Range(1.0, 86400.0)] = 600.0
     """Time limit in seconds of an unroll, a step of an evaluator, closing environments and, for
-    each task, making them the first time: beyond it the actor logs where it waits, and ends. With
-    environment.vectorization async, a step has a tenth of it and a start half; beyond that only the
-    process of that environment is replaced, and its episode truncated."""
+    each task, making them the first time (a learner does so, too): beyond it the process logs where
+    it waits, and ends. With environment.vectorization async, a step has a tenth of it and a start
+    half; beyond that only the process of that environment is replaced, and its episode truncated.
+    """
     max_environment_bytes: Count = 0
     """With environment.vectorization async: resident memory in bytes beyond which the process of an
     environment is replaced at the end of an episode. 0: no limit."""

@@ -163,8 +163,16 @@ def differences(old: Any, new: Any) -> list[str]:
     return [
         f"{path}: {shown(before[path])} -> {shown(value)}"
         for path, value in after.items()
-        if path in before and before[path] != value
+        if path in before and not _are_alike(before[path], value)
     ]
+
+
+def _are_alike(old: Any, new: Any) -> bool:
+    """Returns whether two settings are equal; as JSON objects, if they are these."""
+    if old != new and all(isinstance(x, str) and x.startswith("{") for x in (old, new)):
+        with contextlib.suppress(ValueError, RecursionError):
+            return bool(json.loads(old) == json.loads(new))
+    return bool(old == new)
 
 
 def shown(value: Any) -> str:
@@ -322,7 +330,7 @@ def _json(value: Any, path: str) -> Any:
     if not isinstance(loaded, Mapping):
         return value
     try:
-        return json.dumps(loaded, sort_keys=True)
+        return json.dumps(loaded)
     except TypeError as error:
         raise OptionError(f"{path} is {value!r}, which is not a JSON object ({error}).") from None
 

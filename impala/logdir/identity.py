@@ -10,23 +10,19 @@ import re
 from typing import Any
 
 from impala.config import layers, values
-from impala.config.schema import Config
+from impala.config.schema import Config, PolicyGradientConfig
 from impala.logdir import checkpoint
 from impala.logdir.directory import LogDirectoryError
 from impala.parts import sections
 from impala.schedule import tasks
 
-WITH_VARIABLES = (
-    *("impala.entropy_target", "actor_critic.entropy_target", "impact.entropy_target"),
+_WITH_VARIABLES = (
     *("teacher.kl_target", "critic.trains", "optimiser.centred"),
     *("sac.value_network", "sac.critic_hidden_sizes", "sac.learn_temperature"),
 )
-"""Settings of losses and optimisers that decide which variables these have."""
-
 _EXPERIMENT = (
     *("environment", "tasks.environments", "tasks.order", "seed", "algorithm", "phases"),
     *("agent", "objective", "optimiser.name", "teacher.logdirs", "demonstrations"),
-    *WITH_VARIABLES,
 )
 _MOST_NAMED = 4  # differences in a message
 _MOST_CHARACTERS = 40  # of each part of a name
@@ -41,6 +37,13 @@ def default(preset: str, config: Config) -> pathlib.Path:
     played = config.tasks.environments or (config.environment.id,)
     environment = _word(played[0]) if len(played) == 1 else f"{len(played)}-tasks"
     return pathlib.Path("runs", f"{_word(preset)}-{environment}-seed{config.seed}")
+
+
+def decides_variables(path: str, config: Config) -> bool:
+    """Returns whether a setting decides which variables a loss or an optimiser has."""
+    section, _, name = path.partition(".")
+    of_policy = isinstance(getattr(config, section, None), PolicyGradientConfig)
+    return path in _WITH_VARIABLES or (of_policy and name == "entropy_target")
 
 
 def differences(logdir: pathlib.Path, config: Config) -> list[str]:
@@ -116,7 +119,8 @@ def _stored(logdir: pathlib.Path) -> dict[str, Any]:
 def _is_of_experiment(path: str, config: Config) -> bool:
     roots = (*_EXPERIMENT, *sections.for_actors(config))
     is_within = any(path == root or path.startswith(f"{root}.") for root in roots)
-    return is_within and not values.is_operational(type(config), path)
+    is_part = is_within or decides_variables(path, config)
+    return is_part and not values.is_operational(type(config), path)
 
 
 def _word(name: str) -> str:

@@ -315,13 +315,13 @@ def algorithm(
     found = part(ALGORITHM, name, getattr(config, name, None), sections.found(config))
     made: Algorithm = found.component(agent, config.objective, found.settings)
     made.burn_in = config.replay.burn_in
-    if teachers and made.demands.has_teachers:
-        if not isinstance(made, PolicyGradient):
-            raise ValueError(
-                f"{name} demands teachers, which PolicyGradient alone has: derive it from that "
-                "(from impala.algorithms.policy_gradient import PolicyGradient)."
-            )
+    if teachers and isinstance(made, PolicyGradient):
         made.teachers = Teachers(config.teacher, teachers, agent.distribution.num_parts)
+    elif teachers and made.demands.has_teachers:
+        raise ValueError(
+            f"{name} demands teachers, which PolicyGradient alone has: derive it from that (from "
+            "impala.algorithms.policy_gradient import PolicyGradient)."
+        )
     return made
 
 

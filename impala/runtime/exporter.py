@@ -19,7 +19,7 @@ class _Handler(wsgiref.simple_server.WSGIRequestHandler):
     timeout = _SILENT_SECONDS
 
     def handle(self) -> None:
-        """Answers, unless the caller is silent or gone, of which nothing is printed."""
+        """Answers. Of a caller that sends nothing, or has gone before, nothing is printed."""
         with contextlib.suppress(OSError):
             super().handle()
 

@@ -199,7 +199,7 @@ class Supervisor:
         """
         return all(
             (child.failures >= times or child.is_hopeless)
-            and (child.process is None or not self._has_run_long(child))
+            and (child.process is None or not self._has_recovered(child))
             for child in self._children.values()
         )
 
@@ -238,6 +238,11 @@ class Supervisor:
     def _has_run_long(self, child: "_Child") -> bool:
         return time.monotonic() - child.started_at >= self._backoff.longest
 
+    def _has_recovered(self, child: "_Child") -> bool:
+        """Returns whether a child that runs has run longer than it took to fail alike before."""
+        before = 2.0 * child.lived if child.is_hopeless else 0.0
+        return time.monotonic() - child.started_at >= max(self._backoff.longest, before)
+
     def _ended(self, child: "_Child", status: int) -> Exit:
         name = child.program.name
         # What fails before it begins fails alike however long that takes.
@@ -245,6 +250,7 @@ class Supervisor:
             child.failures = 0
         child.failures += 1
         child.status = status
+        child.lived = time.monotonic() - child.started_at
         again = child.program.restart and status != 0 and child.failures < self._max_failures
         if self.stopping or not again:
             del self._children[name]
@@ -263,6 +269,7 @@ class _Child:
         self.killed = False  # after the grace period
         self.failures = 0  # consecutive
         self.status = 0  # of the last end
+        self.lived = 0.0  # seconds until then
         self.start_at = 0.0
         self.started_at = 0.0
         self.reader: threading.Thread | None = None

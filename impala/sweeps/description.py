@@ -256,7 +256,8 @@ def _check_combination(sweep: Sweep) -> None:
     own = sections.for_actors(config)
     for name in sweep.search:
         is_own = name.partition(".")[0] in own
-        if is_own or name.startswith(_SHAPES) or name in identity.WITH_VARIABLES:
+        decides = identity.decides_variables(name, config)
+        if is_own or decides or name.startswith(_SHAPES):
             raise OptionError(
                 f"search.{name}: a member cannot copy an agent of one with another {name}; search "
                 "it with another scheduler."

@@ -146,13 +146,14 @@ class EnvironmentConformance:
                 for now, then in zip(tree.flatten(action), tree.flatten(sent), strict=True):
                     assert np.array_equal(now, then), "a step has changed its action"
 
-    def test_it_can_be_closed_twice_and_within_a_step(self) -> None:
-        """`close` ends whatever has begun."""
+    def test_it_can_be_closed_twice_and_within_a_step(self, caplog: Any) -> None:
+        """`close` ends whatever has begun, without an error, which would only be logged."""
         environment = self.make(2)
         environment.reset(0)
         environment.send(_action_space(environment, 0).sample())
         environment.close()
         environment.close()
+        assert not caplog.messages
 
     def played(self) -> tuple[Environment, list[EnvironmentStep]]:
         """Returns environments, closed, and their rows: played once for all tests of a class."""

@@ -122,7 +122,7 @@ class Actions:
         any_choice = allowed / np.maximum(allowed.sum(axis=-1, keepdims=True), 1)
         best = np.arange(values.shape[-1]) == values.argmax(axis=-1)[..., np.newaxis]
         with np.errstate(divide="ignore"):
-            # An epsilon that is no share would make probabilities negative.
+            # An epsilon outside 0 to 1 would make probabilities negative.
             return np.log(np.maximum((1.0 - epsilon) * best + epsilon * any_choice, 0.0))
 
 

@@ -25,7 +25,7 @@ from protos.impala.v1 import learner_pb2 as pb
 _MAX_FAULT_DETAIL = 200  # characters; longer details are cut
 _MAX_LENGTH = 2**31 - 1  # agent steps of an episode
 _MAX_SECONDS = 1e9  # between two messages
-_MOST_ENTRIES = 16 * MOST_NAMES  # of numbers by name
+_MOST_STEP_INFO, _MOST_INFO = 1024, 100_000  # names and numbers in a message
 _SLACK_SECONDS = 1.0  # by which an actor may have waited for longer than passed
 _MORE_FRAMES = (
     "If steps play more, set the learner's frame skip, environment.repeat.most or "
@@ -47,13 +47,13 @@ class Arrival(NamedTuple):
     episodes: list[Episode]  # that ended in these unrolls
     elapsed_seconds: float  # since the actor made its previous message
     waited_seconds: float  # part of it spent waiting for the learner
-    received: float  # when it came, by the monotonic clock
     faults: Sequence[EnvironmentFault] = ()  # of its environments; details are printable
     due: int = 0  # in a paced run: the batch with which, or by which, it is to be learned from
     unpermitted: int = 0  # of its unrolls, from the end: those are dropped
     step_info: Mapping[str, np.ndarray] = {}  # name -> [N], numbers in the environments' info
     rewards: tuple[float, int] = (0.0, 0)  # the sum of the raw ones, and in how many steps
     pace: tuple[float, int] = (0.0, 0)  # seconds in environments, and of how many steps and resets
+    queued: float = 0.0  # when, by the monotonic clock
 
 
 class Rejection(NamedTuple):
@@ -292,7 +292,6 @@ class Validator:
                 elapsed_seconds=elapsed,
                 waited_seconds=waited,
                 pace=(in_environments, unroll.timestep.reward[1:].size if in_environments else 0),
-                received=time.monotonic(),
                 faults=_faults(message.environment_faults, message.num_envs),
                 step_info=_step_info(message.step_info, self._unroll_length * message.num_envs),
             )
@@ -316,8 +315,9 @@ class Validator:
                 f"There are {len(messages)} episodes, at most {limit} can have ended: send each "
                 "once, with the unrolls in which it ended.",
             )
+        of_info = sum(len(message.info) for message in messages)
+        _check_count("numbers in the episodes' info", of_info, _MOST_INFO)
         for message in messages:
-            _check_count("numbers in an episode's info", len(message.info))
             for name, value in message.info.items():
                 _check_finite(name, value)
             self._check_episode(message, self._bounds.frames_per_step[task])
@@ -502,13 +502,13 @@ class Rejected(Exception):
         self.rejection = Rejection(reason, detail, of_network, violation)
 
 
-def _check_count(what: str, count: int) -> None:
+def _check_count(what: str, count: int, most: int) -> None:
     """Rejects so many entries that reading them would keep the learner from others."""
-    if count > _MOST_ENTRIES:
+    if count > most:
         raise Rejected(
             pb.REASON_RANGE,
-            f"There are {count} {what}, at most {_MOST_ENTRIES} are read, of which {MOST_NAMES} "
-            "are recorded: send fewer.",
+            f"There are {count} {what}, at most {most} are read in a message: send fewer. Of each "
+            f"kind {MOST_NAMES} names are recorded.",
         )
 
 
@@ -528,7 +528,7 @@ def _step_info(messages: Sequence[pb.StepInfo], limit: int) -> dict[str, np.ndar
       Rejected: there are more than `limit` numbers of a name, one is not finite, or there are too
         many names.
     """
-    _check_count("names in step_info", len(messages))
+    _check_count("names in step_info", len(messages), _MOST_STEP_INFO)
     found = {message.name: np.array(message.values, np.float32) for message in messages}
     for name, values in found.items():
         shown = ascii(name[:80])[1:-1]

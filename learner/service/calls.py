@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 _UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 _REQUEST_SECONDS = 10.0  # time limit for a new call to send its request
-_MOST_REQUEST_BYTES = 2**22  # of a call with one request, which is parsed as a whole
+_MOST_REQUEST_BYTES = 2**23  # of a call with one request, which is parsed as a whole
 
 _M = TypeVar("_M", bound=Message)
 

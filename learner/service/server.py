@@ -77,7 +77,7 @@ class Server:
           service: answers the calls.
           listen: HOST:PORT (port 0: any free one) or unix:PATH.
           security: which credentials callers need, and the server's own.
-          health_listen: HOST:PORT where only health is served, in plain text.
+          health_listen: HOST:PORT of the health service, in plain text; None: it is not served.
           observe: called with the method and duration in seconds of each answer.
 
         Raises:

@@ -579,7 +579,7 @@ class LearnerService:
         recorded = [self._records.info_names.keep(episode) for episode in arrival.episodes]
         arrival = arrival._replace(
             offset=admission.offset,
-            received=time.monotonic(),  # it has waited for room until now
+            queued=time.monotonic(),
             episodes=recorded,
             step_info=self._records.info_names.recorded(arrival.step_info),
             rewards=_rewards(arrival.unroll.timestep),

@@ -138,7 +138,7 @@ class Reporter:
             *(arrival.actor, task, arrival.elapsed_seconds, arrival.waited_seconds),
             pace=arrival.pace,
         )
-        telemetry.sample("ingest/seconds", time.monotonic() - arrival.received)
+        telemetry.sample("ingest/seconds", time.monotonic() - arrival.queued)
 
 
 def _is_step(unroll: Unroll) -> np.ndarray:

@@ -260,21 +260,21 @@ def _account(prepared: Prepared, culprits: set[int], learned: bool) -> Prepared:
     """Marks fresh culprits, and all fresh unrolls if nothing was learned, as dropped."""
     batch = prepared.batch
     assert batch is not None
-    fresh = int((~batch.is_replay).sum())  # the first ones, in the order of the queue
-    if prepared.is_demonstrated:
-        fresh = len(batch.is_replay)  # their frames and steps count
+    # The first ones, in the order of the queue; frames and steps of demonstrations count too.
+    fresh = len(batch.is_replay) if prepared.is_demonstrated else int((~batch.is_replay).sum())
     if not fresh:
         return prepared  # fresh unrolls were only added to replay
     otherwise = None if learned else SKIPPED_UPDATE
     reasons = [NOT_FINITE if i in culprits else otherwise for i in range(fresh)]
     lost = [i for i, reason in enumerate(reasons) if reason]
+    sent = [] if prepared.is_demonstrated else lost
     step_type = batch.unroll.timestep.step_type
     return prepared._replace(
         provenance=list(_split(prepared.provenance, iter(reasons))),
-        unrolls=max(0, prepared.unrolls - len(lost)),  # 0 of demonstrations, as are episodes
+        unrolls=prepared.unrolls - len(sent),
         frames=prepared.frames - int(batch.unroll.frames[lost].sum()),
         steps=prepared.steps - int((step_type[1:, lost] != StepType.FIRST).sum()),
-        episodes=max(0, prepared.episodes - int((step_type[1:, lost] == StepType.LAST).sum())),
+        episodes=prepared.episodes - int((step_type[1:, sent] == StepType.LAST).sum()),
         fresh=prepared.fresh if learned else (),
     )
 

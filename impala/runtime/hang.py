@@ -1,4 +1,4 @@
-"""Ends an actor whose environment, in the same process, hangs."""
+"""Ends a process in which an environment hangs."""
 
 import contextlib
 import faulthandler
@@ -15,7 +15,7 @@ _SLOW_SECONDS = 10.0
 
 
 class HangWatch:
-    """Ends the process with status 1 if an operation takes too long; its supervisor restarts it.
+    """Ends the process with status 1 if an operation takes too long.
 
     Shortly before, it logs the group and, if known, the environment waited for, and dumps the stack
     of each thread to standard error. It raises no exception, because nothing can interrupt an
