@@ -166,9 +166,10 @@ def test_hosts_are_ipv4_addresses_and_networks_of_ipv6(peer: str, host: str) -> 
 
 def test_the_status_counts_refused_calls_by_reason() -> None:
     with serving() as address, grpc.insecure_channel(address) as channel:
-        assert status(lambda: channel.unary_unary("/x/y")(b"", timeout=WAIT)) == "UNIMPLEMENTED"
+        join = channel.unary_unary("/impala.v1.Learner/Join")
+        assert status(lambda: join(b"no JoinRequest", timeout=WAIT)) == "INVALID_ARGUMENT"
         reply = pb_grpc.LearnerStub(channel).GetStatus(pb.GetStatusRequest(), timeout=WAIT)
-        assert dict(reply.refused) == {"unknown_method": 1}
+        assert dict(reply.refused) == {"invalid": 1}
 
 
 # Connections and file descriptors.

@@ -131,17 +131,3 @@ async def statuses(context: grpc.aio.ServicerContext, refused: Refused) -> Async
             grpc.StatusCode.INTERNAL,
             "The learner failed to answer this call; its log says why.",
         )
-
-
-class Unknown(grpc.GenericRpcHandler):
-    """Refuses unknown methods, so that they are counted as well."""
-
-    def __init__(self, refused: Refused) -> None:
-        self._refused = refused
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        return grpc.stream_stream_rpc_method_handler(self._refuse)
-
-    async def _refuse(self, _: object, context: grpc.aio.ServicerContext) -> None:
-        self._refused.add("unknown_method")
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # as gRPC says it

@@ -165,8 +165,7 @@ class Server:
             self._service, Gate(self._security), self._stopping, self._observe, self._refused
         )
         probes = Probes(self._refused)
-        unknown = calls.Unknown(self._refused)  # must be the last handler
-        server.add_generic_rpc_handlers((_handlers(methods), unknown))
+        server.add_generic_rpc_handlers((_handlers(methods),))
         for_probes = health_address = None
         grace = 0.0
         try:
@@ -176,7 +175,7 @@ class Server:
                 for_probes = grpc.aio.server(
                     maximum_concurrent_rpcs=_MAX_PROBES, options=_HEALTH_OPTIONS
                 )
-                for_probes.add_generic_rpc_handlers((probes.handlers(), unknown))
+                for_probes.add_generic_rpc_handlers((probes.handlers(),))
                 health_address = bind(for_probes, self._health_listen, _NO_SECURITY)
                 await for_probes.start()
             for name in ("", SERVICE_NAME, LIVENESS):
