@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import tree
 
-from impala.types import ActorUnrolls, EnvironmentFault, Episode, Parameters
+from impala.types import MOST_INFO, ActorUnrolls, EnvironmentFault, Episode, Parameters
 from protos import codec
 from protos.impala.v1 import learner_pb2 as pb
 
@@ -85,12 +85,13 @@ def _first(info: Mapping[str, T], most: int) -> dict[str, T]:
 
 
 def _episodes(episodes: Sequence[Episode], most: int) -> list[pb.Episode]:
+    room = MOST_INFO // max(1, len(episodes))
     return [
         pb.Episode(
             episode_return=episode.episode_return,
             length=episode.length,
             frames=episode.frames,
-            info=_first(episode.info, most),
+            info=dict(itertools.islice(_first(episode.info, most).items(), room)),
         )
         for episode in episodes
     ]

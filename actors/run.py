@@ -18,7 +18,7 @@ from impala.runtime import process
 from impala.runtime.credentials import Role
 from impala.runtime.exporter import Exporter
 from impala.runtime.failures import Failure, note
-from impala.runtime.hang import HangWatch
+from impala.runtime.hang import HangWatch, making_environments
 from impala.runtime.security import ClientSecurity
 from impala.runtime.signals import EndRequest
 from impala.runtime.supervisor import REPEATS
@@ -239,13 +239,8 @@ class ActorSetup:
         self.unroll_length: int = reply.unroll_length
         self.config = config.agent
         self.own = sections.found(config)
-        with contextlib.ExitStack() as stack:
-            if is_watched:
-                seconds = config.actor.hang_seconds * len(self.tasks)
-                hang = HangWatch(
-                    seconds, "look at the environments", "actor.hang_seconds times tasks"
-                )
-                stack.enter_context(stack.enter_context(hang).watched())
+        seconds = config.actor.hang_seconds * len(self.tasks)
+        with making_environments(seconds) if is_watched else contextlib.nullcontext():
             self.spaces = build.spaces(self.tasks, self.own, numbered=config.agent.popart)
         self.agent = build.agent(config.agent, *self.spaces, own=self.own)
         self._check(reply, build.unroll_spec(self.agent, *self.spaces, self.unroll_length))

@@ -106,6 +106,10 @@ class Parameters(NamedTuple):
     values: Sequence[np.ndarray]  # agent.variables, in order
 
 
+MOST_INFO = 100_000
+"""Numbers in the `info` of all episodes of a message."""
+
+
 class Episode(NamedTuple):
     """A finished episode, sent with the unroll in which it ended."""
 

@@ -15,7 +15,7 @@ from impala.logdir.checkpoint import Checkpoint
 from impala.parts import build, checks, sections
 from impala.parts.components import ALGORITHM, OPTIMISER
 from impala.play import teachers
-from impala.runtime.hang import HangWatch
+from impala.runtime.hang import making_environments
 from impala.schedule import tasks
 from impala.schedule.phases import words
 from impala.schedule.tasks import Schedule, Task
@@ -77,14 +77,8 @@ def make_plan(
         played = tasks.make(config.environment, config.tasks)
         schedule = Schedule(config)
         own = sections.found(config)
-        with contextlib.ExitStack() as stack:
-            if may_exit:
-                hang = HangWatch(
-                    config.actor.hang_seconds * len(played),
-                    "look at the environments",
-                    "actor.hang_seconds times tasks",
-                )
-                stack.enter_context(stack.enter_context(hang).watched())
+        seconds = config.actor.hang_seconds * len(played)
+        with making_environments(seconds) if may_exit else contextlib.nullcontext():
             spaces = build.spaces(played, own, numbered=config.agent.popart)
         with replicas.scope():
             agent = build.agent(config.agent, *spaces, seed=config.seed, own=own)

@@ -67,6 +67,11 @@ class Unmade(Quiet):
         self.simulator.stop()
 
 
+class Unclosable(Quiet):
+    def close(self) -> None:
+        raise OSError("the simulator has gone")
+
+
 class Alone(Quiet):
     """Only the first one that is made in a process can be played."""
 

@@ -8,12 +8,14 @@ import pytest
 import tensorflow as tf
 from distribution_suite import DistributionConformance
 
+from impala import environments
 from impala.agents.agent import Agent
 from impala.agents.distributions import Categorical
 from impala.agents.torsos import MLP
 from impala.algorithms.base import LossOutput
 from impala.algorithms.impala import Impala
-from impala.config.schema import AgentConfig, ImpalaConfig, ObjectiveConfig
+from impala.config.schema import AgentConfig, EnvironmentConfig, ImpalaConfig, ObjectiveConfig
+from impala.environments.base import Environment
 from impala.environments.catch import Catch
 from impala.parts.components import ComponentError
 from impala.testing.algorithms import AlgorithmConformance
@@ -63,6 +65,13 @@ class BrokenEnvironment(EnvironmentConformance):
         return SkipsTheReset(num_envs)
 
 
+class Unclosable(EnvironmentConformance):
+    __test__ = False
+
+    def make(self, num_envs: int) -> Environment:
+        return environments.make(EnvironmentConfig(id="looked:Unclosable"), num_envs)
+
+
 class BrokenDistribution(DistributionConformance):
     __test__ = False
     action_space = gym.spaces.Discrete(3)
@@ -84,6 +93,11 @@ class BrokenAlgorithm(AlgorithmConformance):
 
     def make(self, agent: Agent) -> CountsSeams:
         return CountsSeams(agent, ObjectiveConfig(), ImpalaConfig())
+
+
+def test_a_suite_finds_that_closing_fails(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(AssertionError, match=r"close has failed: .*the simulator has gone"):
+        Unclosable().test_it_can_be_closed_twice_and_within_a_step(caplog)
 
 
 @pytest.mark.parametrize(

@@ -323,7 +323,7 @@ def test_the_rest_of_a_message_is_bounded_by_environments() -> None:
 
 def test_numbers_by_name_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each costs an object, which would keep the learner from others."""
-    monkeypatch.setattr("learner.data.ingest._MOST_INFO", 1000)
+    monkeypatch.setattr("learner.data.ingest.MOST_INFO", 1000)
     many = [pb.StepInfo()] * 2000
     assert "2000 names in step_info, at most 1024" in _detail(_good(step_info=many))
     envs = messages.MAX_ENVS

@@ -171,7 +171,7 @@ class Hangs(gym.Env):
 
 def test_a_learner_whose_environment_hangs_ends(tmp_path: pathlib.Path) -> None:
     (tmp_path / "hanging.py").write_text(_HANGS)
-    words = "learner catch --environment.id hanging:Hangs --actor.hang-seconds 2 --logdir run"
+    words = "learner catch --environment.id hanging:Hangs --actor.hang-seconds 8 --logdir run"
     ended = subprocess.run(
         [sys.executable, "-m", "impala", *words.split(), "--listen", "127.0.0.1:0"],
         stdout=subprocess.PIPE,
@@ -182,8 +182,8 @@ def test_a_learner_whose_environment_hangs_ends(tmp_path: pathlib.Path) -> None:
         check=False,
     )
     assert ended.returncode == 1
-    assert "no look at the environments for" in ended.stdout
-    assert "actor.hang_seconds times tasks is 2" in ended.stdout
+    assert "no end of making the environments for" in ended.stdout
+    assert "actor.hang_seconds times tasks is 8" in ended.stdout
 
 
 def test_a_new_run_begins_with_nothing_of_another(

@@ -131,7 +131,7 @@ def test_one_that_waits_for_the_next_run_asks_quietly(learner: FakeLearner) -> N
 
 HANG_IN_THE_SECOND_UNROLL = """
 import contextlib, itertools, time
-from actors import hang
+from impala.runtime import hang
 from impala.environments.catch import Catch
 
 # In the first unroll, after the setup, the agent is traced, which takes long beside a load.
@@ -165,7 +165,7 @@ def test_who_insists_ends_an_actor_whose_environment_hangs(learner: FakeLearner)
 
 SLOW = """
 import time
-from actors import hang
+from impala.runtime import hang
 from impala.environments.catch import Catch
 
 hang._SLOW_SECONDS = 0.0

@@ -89,17 +89,18 @@ def test_what_says_that_it_fails_alike_is_believed_the_second_time(tmp_path: pat
 
 
 def test_several_that_fail_alike_out_of_step_are_given_up() -> None:
-    """While one has just ended, the others have run for longer than the longest pause."""
-    ends = 0
-    with Supervisor(backoff=Backoff(0.01, 0.1), max_failures=sys.maxsize) as supervisor:
-        for number, seconds in enumerate((0.5, 0.8)):
-            wait = f"import sys, time; time.sleep({seconds}); sys.exit({REPEATS})"
-            supervisor.start(Program(f"actor-{number}", _python(wait), restart=True))
-        for _ in supervisor.watch():
-            ends += 1
-            if supervisor.all_keep_failing(1000) or ends == 12:
-                supervisor.stop("it is hopeless")
-    assert ends < 12
+    """Given one that has just ended, and one that has run for longer than the longest pause."""
+    supervisor = Supervisor(backoff=Backoff(1.0, 30.0))
+    with subprocess.Popen(_python("import time; time.sleep(60)")) as process:
+        for name, runs in (("ended", None), ("runs", process)):
+            child = supervisor_module._Child(Program(name, [], restart=True))
+            child.failures, child.status, child.lived, child.process = 2, REPEATS, 60.0, runs
+            child.started_at = time.monotonic() - 90.0
+            supervisor._children[name] = child
+        assert supervisor.all_keep_failing(1000)
+        child.started_at -= 60.0  # it has not failed where it did before
+        assert not supervisor.all_keep_failing(1000)
+        process.kill()
 
 
 def test_a_thread_that_compiles_holds_no_exit_up() -> None:

@@ -90,6 +90,7 @@ def _read(logdir: pathlib.Path) -> Run:
         stored = layers.read_yaml(logdir / "config.yaml")
         built_in = values.flatten(values.from_stored(Config, stored))
         settings = {**values.flatten(stored), **built_in}
+        settings = {path: values.canonical(value) for path, value in settings.items()}
     except values.OptionError:
         settings = {}
     try:

@@ -123,7 +123,7 @@ def train(
     base = preset(config) if isinstance(config, str) else config
     _check_names(settings)
     composed = rules.validate(layers.composed_over(base, _nested(settings)))
-    objects = {name: value for name, value in settings.items() if is_dataclass(value)}
+    objects = {k: v for k, v in settings.items() if is_dataclass(v) and not isinstance(v, type)}
     given = values.flatten(_nested({k: v for k, v in settings.items() if k not in objects}))
     for name, section in objects.items():  # which has all settings of its section, given or not
         given |= {name: section, **{f"{name}.{k}": v for k, v in values.changed(section).items()}}

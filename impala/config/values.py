@@ -163,16 +163,16 @@ def differences(old: Any, new: Any) -> list[str]:
     return [
         f"{path}: {shown(before[path])} -> {shown(value)}"
         for path, value in after.items()
-        if path in before and not _are_alike(before[path], value)
+        if path in before and canonical(before[path]) != canonical(value)
     ]
 
 
-def _are_alike(old: Any, new: Any) -> bool:
-    """Returns whether two settings are equal; as JSON objects, if they are these."""
-    if old != new and all(isinstance(x, str) and x.startswith("{") for x in (old, new)):
+def canonical(value: Any) -> Any:
+    """Returns a setting, the text of a JSON object in the order of its names, for comparisons."""
+    if isinstance(value, str) and value.startswith("{"):
         with contextlib.suppress(ValueError, RecursionError):
-            return bool(json.loads(old) == json.loads(new))
-    return bool(old == new)
+            return json.dumps(json.loads(value), sort_keys=True)
+    return value
 
 
 def shown(value: Any) -> str:
@@ -322,7 +322,7 @@ def _either(hints: Iterable[Any], value: Any, path: str) -> Any:
 
 
 def _json(value: Any, path: str) -> Any:
-    """Returns a JSON object as text, always in the same form; other text as it is."""
+    """Returns a JSON object as text, spaced in the same way; other text as it is."""
     loaded = value
     if isinstance(value, str):
         with contextlib.suppress(ValueError, RecursionError):

@@ -89,6 +89,18 @@ class HangWatch:
                 )
 
 
+@contextlib.contextmanager
+def making_environments(seconds: float) -> Iterator[None]:
+    """Limits the time of the body, in which the environments of all tasks are made and closed.
+
+    Args:
+      seconds: time limit, actor.hang_seconds for each task.
+    """
+    limit = "actor.hang_seconds times tasks"
+    with HangWatch(seconds, "end of making the environments", limit) as hang, hang.watched():
+        yield
+
+
 def doing(thread: int) -> list[str]:
     """Returns what objects on a thread's stack return from `doing()`, outermost first."""
     said: list[str] = []

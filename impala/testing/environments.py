@@ -10,6 +10,7 @@ import tree
 
 from impala.environments import base
 from impala.environments.base import Environment
+from impala.environments.failure import close
 from impala.types import EnvironmentStep, Nest, StepType
 
 _WAIT_SECONDS = 0.02  # for an environment's thread to write where it must not
@@ -153,7 +154,8 @@ class EnvironmentConformance:
         environment.send(_action_space(environment, 0).sample())
         environment.close()
         environment.close()
-        assert not caplog.messages
+        failed = [each.getMessage() for each in caplog.records if each.name == close.__module__]
+        assert not failed, f"close has failed: {failed}"
 
     def played(self) -> tuple[Environment, list[EnvironmentStep]]:
         """Returns environments, closed, and their rows: played once for all tests of a class."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from impala.types import EnvironmentFault, Episode, Nest, StepType, Unroll
+from impala.types import MOST_INFO, EnvironmentFault, Episode, Nest, StepType, Unroll
 from learner.checks import numbers
 from learner.checks.violations import Kind
 from learner.data.bounds import MOST_NAMES, Bounds, MessageBounds, limit_of
@@ -25,7 +25,7 @@ from protos.impala.v1 import learner_pb2 as pb
 _MAX_FAULT_DETAIL = 200  # characters; longer details are cut
 _MAX_LENGTH = 2**31 - 1  # agent steps of an episode
 _MAX_SECONDS = 1e9  # between two messages
-_MOST_STEP_INFO, _MOST_INFO = 1024, 100_000  # names and numbers in a message
+_MOST_STEP_INFO = 1024  # names in a message
 _SLACK_SECONDS = 1.0  # by which an actor may have waited for longer than passed
 _MORE_FRAMES = (
     "If steps play more, set the learner's frame skip, environment.repeat.most or "
@@ -316,7 +316,7 @@ class Validator:
                 "once, with the unrolls in which it ended.",
             )
         of_info = sum(len(message.info) for message in messages)
-        _check_count("numbers in the episodes' info", of_info, _MOST_INFO)
+        _check_count("numbers in the episodes' info", of_info, MOST_INFO)
         for message in messages:
             for name, value in message.info.items():
                 _check_finite(name, value)
@@ -507,8 +507,8 @@ def _check_count(what: str, count: int, most: int) -> None:
     if count > most:
         raise Rejected(
             pb.REASON_RANGE,
-            f"There are {count} {what}, at most {most} are read in a message: send fewer. Of each "
-            f"kind {MOST_NAMES} names are recorded.",
+            f"There are {count} {what}, at most {most} are read in a message: send fewer. A run "
+            f"records {MOST_NAMES} names.",
         )
 
 
