@@ -236,12 +236,12 @@ class Supervisor:
             child.send(number)
 
     def _has_run_long(self, child: "_Child") -> bool:
-        return time.monotonic() - child.started_at >= self._backoff.longest
+        return child.seconds >= self._backoff.longest
 
     def _has_recovered(self, child: "_Child") -> bool:
         """Returns whether a child that runs has run longer than it took to fail alike before."""
         before = 2.0 * child.lived if child.is_hopeless else 0.0
-        return time.monotonic() - child.started_at >= max(self._backoff.longest, before)
+        return child.seconds >= max(self._backoff.longest, before)
 
     def _ended(self, child: "_Child", status: int) -> Exit:
         name = child.program.name
@@ -250,7 +250,7 @@ class Supervisor:
             child.failures = 0
         child.failures += 1
         child.status = status
-        child.lived = time.monotonic() - child.started_at
+        child.lived = child.seconds
         again = child.program.restart and status != 0 and child.failures < self._max_failures
         if self.stopping or not again:
             del self._children[name]
@@ -269,10 +269,15 @@ class _Child:
         self.killed = False  # after the grace period
         self.failures = 0  # consecutive
         self.status = 0  # of the last end
-        self.lived = 0.0  # seconds until then
+        self.lived = 0.0  # seconds from the start to the last end
         self.start_at = 0.0
         self.started_at = 0.0
         self.reader: threading.Thread | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Returns the time since the last start."""
+        return time.monotonic() - self.started_at
 
     @property
     def is_hopeless(self) -> bool:
